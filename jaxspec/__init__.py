@@ -1,0 +1,1 @@
+"""Placeholder package docstring, filled with the public surface."""

@@ -1,0 +1,95 @@
+"""What the engine asks of a drafter, and how to add one.
+
+A drafter is a value of pure functions plus a state pytree of its own; the engine holds both and
+looks inside neither. To add one: write `drafters/<name>.py` with a builder that returns a
+`Drafter`, give it one entry in `drafters.DRAFTERS`, and test it in `tests/drafters/`. Nothing in
+the engine changes. `ngram.py` is the shortest complete example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+
+from jaxspec.models.base import Block
+
+Params = Any  # the drafter's own weights
+State = Any  # the drafter's own KV or history, donated with the engine's state
+Carry = Any  # pytree with leaves [S+1, ...] in the FutureMap, [B, ...] for a batch
+
+
+@flax.struct.dataclass
+class ModelParams:
+    """All weights a step reads."""
+
+    target: Any
+    drafter: Any
+
+
+@flax.struct.dataclass
+class DraftContext:
+    """One row per request of the batch, as resolved from the FutureMap.
+
+    `block` holds the bonus token and K mask tokens at positions seq_len..seq_len+K, with KV
+    locations that the request owns.
+    """
+
+    rows: jax.Array  # i32[B] slot of each row, 0 for padding
+    block: Block
+    carry: Carry  # leaves [B, ...]
+    sample: Callable[[jax.Array, jax.Array], jax.Array] = flax.struct.field(pytree_node=False)
+    """(logits f32[B, K, V], positions i32[B, K] of the tokens) -> token_dtype[B, K]: greedy, or
+    with each request's own sampling parameters and position-keyed noise."""
+
+
+class DraftBlock(NamedTuple):
+    """A drafter's proposal."""
+
+    tokens: jax.Array  # token_dtype[B, N] bonus token, then K drafts
+    num_draft_tokens: jax.Array  # i32[B] how many drafts are meant, 0..K; the rest never match
+
+
+@flax.struct.dataclass
+class IngestBatch:
+    """Tokens whose target KV has just become final, for the drafter's own KV or history.
+
+    After verification row b is a request and its first `num_valid[b]` positions were committed;
+    in prefill row b is a tile of a prompt. `block.kv_locs` already point to page 0 past
+    `num_valid`.
+    """
+
+    rows: jax.Array  # i32[B] slot of each row, 0 for padding
+    block: Block
+    next_ids: jax.Array  # token_dtype[B, N] the token after each position (the new bonus at the end)
+    features: jax.Array  # [B, N, F * E]
+    num_valid: jax.Array  # i32[B]
+
+
+class Drafter(NamedTuple):
+    """A drafter as pure functions; closes over sizes and kernel names, never over arrays.
+
+    num_draft_tokens: K, static; K + 1 positions are verified a step.
+    feature_layers: 0-based target layers whose outputs it conditions on, in order.
+    init_state: (num_pages, num_slots, max_len) -> its state, every leaf a buffer of its own.
+    init_carry: (num_slots) -> its relay leaves [S+1, ...]; () when it relays nothing.
+    draft: (params: ModelParams, state, context: DraftContext) -> (DraftBlock, state).
+    ingest: (params: ModelParams, state, batch: IngestBatch) -> (state, carry[B, ...]).
+    mask_token_id: fills draft positions of `context.block`.
+    """
+
+    name: str
+    num_draft_tokens: int
+    feature_layers: tuple[int, ...]
+    mask_token_id: int
+    init_state: Callable[[int, int, int], State]
+    init_carry: Callable[[int], Carry]
+    draft: Callable[[ModelParams, State, DraftContext], tuple[DraftBlock, State]]
+    ingest: Callable[[ModelParams, State, IngestBatch], tuple[State, Carry]]
+
+    @property
+    def block_size(self) -> int:
+        """N = K + 1: the bonus token and the drafts."""
+        return self.num_draft_tokens + 1
