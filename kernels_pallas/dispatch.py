@@ -143,7 +143,7 @@ def pick(
 def _explicit(op, requested, device, shapes, backends) -> Choice:
     name = requested.removesuffix(INTERPRET)
     if name not in backends:
-        raise unknown_implementation(op, requested)
+        raise _unknown_implementation(op, requested)
     if requested.endswith(INTERPRET):
         # The kernel's own limits still hold; the device's do not.
         stand_in = Device("gpu", "interpreter", MOSAIC_MIN_CAPABILITY)
@@ -158,8 +158,19 @@ def _explicit(op, requested, device, shapes, backends) -> Choice:
     return Choice(requested, "asked for")
 
 
-def unknown_implementation(op: str, implementation: str) -> UnsupportedKernel:
-    """The error of an op's public function for a name it does not have."""
+def parse(op: str, implementation: str) -> tuple[str, bool]:
+    """Splits an implementation's name into its backend and whether it is interpreted.
+
+    Raises:
+      UnsupportedKernel: the op has no such implementation.
+    """
+    name = implementation.removesuffix(INTERPRET)
+    if implementation == XLA or name in op_module(op).BACKENDS:
+        return name, implementation != name
+    raise _unknown_implementation(op, implementation)
+
+
+def _unknown_implementation(op: str, implementation: str) -> UnsupportedKernel:
     known = [XLA]
     for name in op_module(op).BACKENDS:
         known += [name, name + INTERPRET]
