@@ -1,1 +1,1 @@
-""""""
+"""Language models. Reading order: base, config, layers, decoder, llama, qwen3."""

@@ -1,0 +1,219 @@
+"""Parameters and pieces of a dense decoder: products, norms, rotary frequencies, one layer.
+
+Activations are [B, N, ...]; a weight of a matrix product is stored [out, in].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxspec.models.base import Block, Kernels
+from jaxspec.models.config import RopeScaling
+from kernels_pallas.kv_write import kv_write
+from kernels_pallas.paged_attention import paged_attention
+
+
+@flax.struct.dataclass
+class LayerParams:
+    """The matrices of one decoder layer; its norms are stacked over layers, see `TargetParams`."""
+
+    qkv: jax.Array  # [(H + 2J) * D, E] rows: query heads, key heads, value heads
+    o: jax.Array  # [E, H * D]
+    gate_up: jax.Array  # [2I, E] rows: gate, up
+    down: jax.Array  # [E, I]
+    qkv_bias: jax.Array | None = None  # [(H + 2J) * D]
+    o_bias: jax.Array | None = None  # [E]
+
+
+@flax.struct.dataclass
+class TargetParams:
+    """All weights of a language model. Norms are stacked, since a call costs time per array."""
+
+    embed: jax.Array  # [V, E]
+    lm_head: jax.Array | None  # [V, E]; None: the head is `embed`
+    final_norm: jax.Array  # [E]
+    input_norms: jax.Array  # [L, E]
+    post_norms: jax.Array  # [L, E]
+    q_norms: jax.Array | None  # [L, D]
+    k_norms: jax.Array | None  # [L, D]
+    layers: tuple[LayerParams, ...]
+
+    @property
+    def head(self) -> jax.Array:
+        """The [V, E] matrix that makes logits."""
+        return self.embed if self.lm_head is None else self.lm_head
+
+
+class LayerStack(Protocol):
+    """What `decoder_layer` reads: the target's parameters, or a drafter's."""
+
+    input_norms: jax.Array
+    post_norms: jax.Array
+    q_norms: jax.Array | None
+    k_norms: jax.Array | None
+    layers: tuple[LayerParams, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """The static side of one decoder layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    causal: bool = True
+    window: int | None = None  # keys at least this far from a query are not seen
+
+
+def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """Multiplies every row by a matrix.
+
+    Args:
+        x: [..., in].
+        weight: [out, in].
+        bias: [out].
+
+    Returns:
+        [..., out] in x's dtype.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    y = _product(rows, weight, preferred=x.dtype)
+    if bias is not None:
+        y = y + bias[None]
+    return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def logits_of(hidden: jax.Array, head: jax.Array) -> jax.Array:
+    """Multiplies by the output head and keeps the sums in float32.
+
+    Args:
+        hidden: [..., E] after the final norm.
+        head: [V, E].
+
+    Returns:
+        f32[..., V].
+    """
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    y = _product(rows, head, preferred=jnp.float32)
+    return y.reshape(*hidden.shape[:-1], head.shape[0])
+
+
+def _product(rows: jax.Array, weight: jax.Array, *, preferred: jnp.dtype) -> jax.Array:
+    y = lax.dot_general(weight, rows, (((1,), (1,)), ((), ())), preferred_element_type=preferred)
+    return y.T
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """Scales rows to unit mean square, in float32, and multiplies by a weight.
+
+    Args:
+        x: [..., E].
+        weight: [E].
+        eps: added to the mean square.
+
+    Returns:
+        [..., E] in x's dtype.
+    """
+    x32 = x.astype(jnp.float32)
+    scale = lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    weight32 = jnp.expand_dims(weight.astype(jnp.float32), range(x.ndim - 1))
+    return (x32 * scale * weight32).astype(x.dtype)
+
+
+def rope_inv_freq(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> np.ndarray:
+    """Makes the rotary frequencies, in float32 throughout as checkpoints' authors had them.
+
+    Args:
+        head_dim: D.
+        theta: the base of the geometric series.
+        scaling: Llama 3's stretching of long wavelengths (config.json of Llama 3.1): those longer
+            than original / low_freq_factor are stretched by `factor`, those shorter than
+            original / high_freq_factor stay, and between them the two are mixed linearly.
+
+    Returns:
+        f32[D / 2] radians a position.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    inv_freq = np.float32(1.0) / np.float32(theta) ** exponents
+    if scaling is None:
+        return inv_freq
+    turns = np.float32(scaling.original_max_position_embeddings) * inv_freq / np.float32(2 * np.pi)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = np.clip(kept, 0.0, 1.0).astype(np.float32)
+    return (1.0 - kept) * inv_freq / np.float32(scaling.factor) + kept * inv_freq
+
+
+def embed_tokens(embed: jax.Array, token_ids: jax.Array) -> jax.Array:
+    """Looks up [..., E] rows; an id outside the table reads its nearest row."""
+    return embed.at[token_ids].get(mode="clip")
+
+
+def swiglu(x: jax.Array, layer: LayerParams) -> jax.Array:
+    """down(silu(gate(x)) * up(x)): [..., E] -> [..., E]."""
+    gate, up = jnp.split(linear(x, layer.gate_up), 2, axis=-1)
+    return linear(jax.nn.silu(gate) * up, layer.down)
+
+
+def decoder_layer(
+    x: jax.Array,
+    kv_pages: jax.Array,
+    block: Block,
+    stack: LayerStack,
+    index: int,
+    *,
+    inv_freq: jax.Array,
+    spec: LayerSpec,
+    kernels: Kernels,
+) -> tuple[jax.Array, jax.Array]:
+    """Runs one pre-norm decoder layer over a block, writing the block's KV before attending.
+
+    Args:
+        x: [B, N, E] residual stream.
+        kv_pages: [P, 2, J, G, D] of this layer, updated in place when donated.
+        block: where the tokens are and what they may see.
+        stack: parameters of all layers.
+        index: which layer.
+        inv_freq: f32[D / 2].
+        spec: sizes, causality and window.
+        kernels: the implementation of each op.
+
+    Returns:
+        The residual stream after the layer, [B, N, E], and the pages.
+    """
+    layer = stack.layers[index]
+    normed = rms_norm(x, stack.input_norms[index], spec.rms_norm_eps)
+    with jax.named_scope("attention"):
+        q, kv_pages = kv_write(
+            linear(normed, layer.qkv, layer.qkv_bias),
+            kv_pages,
+            block.kv_locs,
+            block.positions,
+            inv_freq,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            q_norm=None if stack.q_norms is None else stack.q_norms[index],
+            k_norm=None if stack.k_norms is None else stack.k_norms[index],
+            eps=spec.rms_norm_eps,
+            implementation=kernels.kv_write,
+        )
+        attended = paged_attention(
+            q,
+            kv_pages,
+            block.page_table,
+            block.lens,
+            causal=spec.causal,
+            window=spec.window,
+            implementation=kernels.paged_attention,
+        )
+        x = x + linear(attended.reshape(*x.shape[:-1], -1), layer.o, layer.o_bias)
+    with jax.named_scope("mlp"):
+        x = x + swiglu(rms_norm(x, stack.post_norms[index], spec.rms_norm_eps), layer)
+    return x, kv_pages
