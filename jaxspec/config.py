@@ -1,0 +1,256 @@
+"""What the user says (`EngineConfig`) and what was decided from it (`Geometry`). Host only.
+
+Dimension letters, the same everywhere: S slots, B rows of a batch, T tokens of a prefill tile,
+K draft tokens, N = K + 1, P pages, G tokens per page, M pages per slot, L layers, H query heads,
+J KV heads, D head size, E model width, F feature layers, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+MAX_STOP_IDS = 16
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_CPU_KV_BYTES = 1 << 30  # host memory is shared with everything else; more only when asked for
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be met: what, the value, the limit and the remedy."""
+
+
+def _option(default: Any, help: str, **extra: Any) -> Any:
+    return field(default=default, metadata={"help": help, **extra})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of an engine, under vLLM's names where vLLM has them; None means "decide"."""
+
+    model: str = _option("smollm2-135m", "alias, folder, Hugging Face repo id or .gguf file")
+    drafter: str = _option(
+        "auto", "auto, none, ngram, or a drafter checkpoint (folder or Hugging Face repo id)"
+    )
+    revision: str | None = _option(None, "revision of the Hugging Face repo")
+    dtype: str = _option("auto", "weights and KV: auto, float32, bfloat16 or float16")
+    max_model_len: int | None = _option(None, "tokens of prompt and output at most")
+    max_num_seqs: int = _option(8, "requests that run at once")
+    max_num_batched_tokens: int = _option(1024, "prompt tokens a prefill step takes")
+    gpu_memory_utilization: float = _option(0.9, "share of the GPU's memory to use")
+    kv_cache_tokens: int | None = _option(None, "size of the KV pool in tokens")
+    page_size: int | None = _option(None, "tokens a KV page holds, a power of two")
+    block_size: int | None = _option(
+        None, "tokens a verify step takes, bonus token included; not above the trained size"
+    )
+    ngram_max: int = _option(4, "longest n-gram that the ngram drafter looks up")
+    draft_window: int | None = _option(None, "committed tokens that the drafter sees at most")
+    decode_steps: int | None = _option(None, "decode steps in one dispatch, when nobody waits")
+    overlap: bool = _option(True, "dispatch a step before the result of the last is known")
+    kernels: str = _option("auto", "auto, xla or triton: implementation of every kernel op")
+    seed: int = _option(0, "seed of requests that name none")
+    force_accept: int | None = _option(
+        None, "for benchmarks: accept this many drafts whatever the target says (not lossless)"
+    )
+    poison: bool = _option(False, "debug: mark relay rows once read, so that stale reads show")
+
+    def __post_init__(self) -> None:
+        _choice("dtype", self.dtype, DTYPES)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "ngram_max"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("max_model_len", "kv_cache_tokens", "draft_window", "decode_steps"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        if self.block_size is not None:
+            _at_least("block_size", self.block_size, 2)
+        if self.force_accept is not None:
+            _at_least("force_accept", self.force_accept, 0)
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and "
+                "at most 1"
+            )
+        if self.page_size is not None and not (
+            self.page_size >= 1 and self.page_size & (self.page_size - 1) == 0
+        ):
+            raise ConfigError(f"page_size is {self.page_size}; it must be a power of two")
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
+        """Builds a config from keyword arguments; an unknown name is an error that helps."""
+        check_names("option", kwargs, [f.name for f in fields(cls)])
+        return cls(**kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The implementation of each kernel op, decided once at start."""
+
+    resolve_prepare: str = "xla"
+    accept: str = "xla"
+    paged_attention: str = "xla"
+    kv_write: str = "xla"
+    kv_write_context: str = "xla"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """Every static size and choice of a running engine; no field is open. Hashable."""
+
+    vocab_size: int
+    num_slots: int  # S
+    num_pages: int  # P, the null page included
+    page_size: int  # G
+    pages_per_slot: int  # M
+    max_model_len: int
+    block_size: int  # N
+    prefill_tile: int  # T
+    prefill_buckets: tuple[int, ...]  # tiles a prefill step takes
+    batch_buckets: tuple[int, ...]  # rows a decode step takes
+    decode_steps: int  # k
+    max_stop_ids: int = MAX_STOP_IDS
+    dtype: str = "float32"
+    kernels: Kernels = Kernels()
+    force_accept: int | None = None
+    poison: bool = False
+
+    @property
+    def max_commit(self) -> int:
+        """Rows of KV that one dispatch can add to a request."""
+        return self.block_size * self.decode_steps
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` rows of KV."""
+        return -(-num_tokens // self.page_size)
+
+    def pages_at_most(self, max_len: int) -> int:
+        """Pages that a request of `max_len` tokens in all may come to own."""
+        return self.pages_for(max_len + 2 * self.max_commit)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What the choice of sizes depends on."""
+
+    platform: str  # "cpu" | "gpu"
+    memory_bytes: int | None  # what the device can hold in all; None where unknown
+
+
+def resolve(
+    config: EngineConfig,
+    *,
+    vocab_size: int,
+    model_max_len: int,
+    block_size: int,
+    kv_bytes_per_token: int,
+    weight_bytes: int,
+    dtype: str,
+    kernels: Kernels,
+    device: DeviceFacts,
+) -> Geometry:
+    """Decides every open size.
+
+    kv_bytes_per_token: of all layers of target and drafter. weight_bytes: of both.
+
+    Raises:
+        ConfigError: the settings contradict the model or the memory.
+    """
+    max_model_len = config.max_model_len or model_max_len
+    if max_model_len > model_max_len:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but the model's positions end at {model_max_len}; "
+            "lower it"
+        )
+    if config.force_accept is not None and config.force_accept >= block_size:
+        raise ConfigError(
+            f"force_accept is {config.force_accept}, but a block of {block_size} holds "
+            f"{block_size - 1} drafts; lower it"
+        )
+    on_gpu = device.platform == "gpu"
+    page_size = config.page_size or (64 if on_gpu else 32)
+    prefill_tile = 64 if on_gpu else 16
+    decode_steps = config.decode_steps or 1
+    pages_per_slot = -(-(max_model_len + 2 * block_size * decode_steps) // page_size)
+    num_pages = 1 + _pool_pages(
+        config,
+        pages_per_slot=pages_per_slot,
+        page_size=page_size,
+        page_bytes=kv_bytes_per_token * page_size,
+        weight_bytes=weight_bytes,
+        device=device,
+    )
+    return Geometry(
+        vocab_size=vocab_size,
+        num_slots=config.max_num_seqs,
+        num_pages=num_pages,
+        page_size=page_size,
+        pages_per_slot=pages_per_slot,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        prefill_tile=prefill_tile,
+        prefill_buckets=_powers_of_two(-(-config.max_num_batched_tokens // prefill_tile)),
+        batch_buckets=_powers_of_two(config.max_num_seqs),
+        decode_steps=decode_steps,
+        dtype=dtype,
+        kernels=kernels,
+        force_accept=config.force_accept,
+        poison=config.poison,
+    )
+
+
+def _pool_pages(
+    config: EngineConfig,
+    *,
+    pages_per_slot: int,
+    page_size: int,
+    page_bytes: int,
+    weight_bytes: int,
+    device: DeviceFacts,
+) -> int:
+    """Pages that requests can own: as many as all slots can use, or as memory allows."""
+    wanted = config.max_num_seqs * pages_per_slot
+    if config.kv_cache_tokens is not None:
+        pages = -(-config.kv_cache_tokens // page_size)
+        limit = f"kv_cache_tokens {config.kv_cache_tokens}"
+    elif device.memory_bytes is not None and device.platform == "gpu":
+        budget = int(device.memory_bytes * config.gpu_memory_utilization) - weight_bytes
+        pages = max(budget, 0) // page_bytes
+        limit = (
+            f"{max(budget, 0) / 1e9:.2f} GB beside the weights "
+            f"(gpu_memory_utilization {config.gpu_memory_utilization})"
+        )
+    else:
+        pages = max(_CPU_KV_BYTES // page_bytes, pages_per_slot)
+        limit = "the host"
+    pages = min(pages, wanted)
+    if pages < pages_per_slot:
+        raise ConfigError(
+            f"one request of max_model_len needs {pages_per_slot} KV pages of {page_size} tokens, "
+            f"but {limit} gives {pages}; lower max_model_len or raise that limit"
+        )
+    return pages
+
+
+def _powers_of_two(at_least: int) -> tuple[int, ...]:
+    """1, 2, 4, ... up to the first that is at least `at_least`."""
+    return tuple(1 << i for i in range((at_least - 1).bit_length() + 1))
+
+
+def check_names(kind: str, given: Iterable[str], known: list[str]) -> None:
+    """Raises ConfigError for the first unknown name, with the nearest known one."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            raise ConfigError(f"unknown {kind} {name!r}; {hint}")
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise ConfigError(f"{name} is {value}; it must be at least {low}")

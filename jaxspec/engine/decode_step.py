@@ -1,0 +1,243 @@
+"""The decode step: one token's journey from `FutureMap` row to `FutureMap` row, a line a stage.
+
+Plain decoding is the drafter `none` through the same step: a block of one token.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.cache.kv_pages import to_null_page
+from jaxspec.config import Geometry
+from jaxspec.drafters.base import DraftContext, Drafter, IngestBatch, ModelParams
+from jaxspec.engine.state import DecodeBatch, EngineState, Limits
+from jaxspec.future_map import NON_FINITE_LOGITS, FutureMap, RelayPayload
+from jaxspec.models.base import Block, Target
+from jaxspec.sampling import SamplingRows, greedy_tokens, sample_tokens
+from jaxspec.verify import Accepted, verify
+
+DecodeStep = Callable[[ModelParams, EngineState, jax.Array], tuple[EngineState, jax.Array]]
+OnPublish = Callable[[jax.Array], None]
+
+
+@flax.struct.dataclass
+class Pending:
+    """What verification leaves for the drafter to ingest and the relay to stash."""
+
+    ingest: IngestBatch
+    bonus_tokens: jax.Array  # token_dtype[B]
+    new_seq_lens: jax.Array  # i32[B] as published
+
+
+def build_stages(
+    geometry: Geometry,
+    target: Target,
+    drafter: Drafter,
+    *,
+    greedy: bool,
+    on_publish: OnPublish | None = None,
+):
+    """The two halves of a step: (verify and publish, ingest and stash), as plain functions.
+
+    on_publish: called while tracing with the published lengths i32[B], between the halves.
+    """
+
+    def verify_half(
+        params: ModelParams, state: EngineState, packed: jax.Array
+    ) -> tuple[EngineState, Pending, jax.Array]:
+        batch = DecodeBatch.unpack(packed)
+        with jax.named_scope("resolve"):
+            relay, resolved, prepared = state.future_map.resolve_block(
+                batch.rows,
+                batch.page_table,
+                vocab_size=geometry.vocab_size,
+                mask_token_id=drafter.mask_token_id,
+                block_size=drafter.block_size,
+                page_size=geometry.page_size,
+                poison=geometry.poison,
+                implementation=geometry.kernels.resolve_prepare,
+            )
+        limits = state.limits.of(batch.rows)
+        # A frozen row's pages may have a new owner: it writes to the null page.
+        live = jnp.broadcast_to(~limits.frozen[:, None], prepared.kv_locs.shape)
+        block = Block(
+            token_ids=prepared.block_ids,
+            positions=prepared.positions,
+            kv_locs=to_null_page(prepared.kv_locs, live, geometry.page_size),
+            page_table=batch.page_table,
+            lens=resolved.lens,
+        )
+
+        def sample(logits: jax.Array, positions: jax.Array) -> jax.Array:
+            return choose_tokens(logits, positions, limits.sampling, greedy=greedy)[0]
+
+        with jax.named_scope("draft"):
+            context = DraftContext(batch.rows, block, resolved.carry, sample)
+            draft, drafter_state = drafter.draft(params, state.drafter_state, context)
+            block = block.replace(token_ids=draft.tokens)
+        with jax.named_scope("target"):
+            out = target.forward(params.target, state.kv, block)
+        with jax.named_scope("verify"):
+            predicted, finite = choose_tokens(
+                target.logits(params.target, out.hidden),
+                block.positions + 1,
+                limits.sampling,
+                greedy=greedy,
+            )
+            accepted = verify(
+                draft,
+                predicted,
+                resolved.lens,
+                limits.bounds,
+                vocab_size=geometry.vocab_size,
+                implementation=geometry.kernels.accept,
+                force_accept=geometry.force_accept,
+            )
+        relay = relay.publish(batch.rows, accepted.new_lens)
+        if on_publish is not None:
+            on_publish(accepted.new_lens)
+
+        column = jnp.arange(drafter.block_size, dtype=jnp.int32)[None, :]
+        committed = column < accepted.num_committed[:, None]
+        kv_locs = to_null_page(block.kv_locs, committed, geometry.page_size)
+        pending = Pending(
+            ingest=IngestBatch(
+                rows=batch.rows,
+                block=block.replace(kv_locs=kv_locs),
+                next_ids=accepted.tokens,
+                features=out.features,
+                num_valid=accepted.num_committed,
+            ),
+            bonus_tokens=accepted.bonus,
+            new_seq_lens=accepted.new_lens,
+        )
+        relay, slot_limits, output = settle(
+            relay, state.limits, batch.rows, accepted, resolved.errors, finite
+        )
+        return EngineState(relay, out.kv, drafter_state, slot_limits), pending, output
+
+    def ingest_half(params: ModelParams, state: EngineState, pending: Pending) -> EngineState:
+        with jax.named_scope("ingest"):
+            drafter_state, carry = drafter.ingest(params, state.drafter_state, pending.ingest)
+        payload = RelayPayload(pending.bonus_tokens, carry)
+        relay = state.future_map.stash(pending.ingest.rows, payload)
+        return state.replace(future_map=relay, drafter_state=drafter_state)
+
+    return verify_half, ingest_half
+
+
+@functools.lru_cache(maxsize=64)
+def build_decode_step(
+    geometry: Geometry,
+    target: Target,
+    drafter: Drafter,
+    *,
+    greedy: bool,
+    on_publish: OnPublish | None = None,
+) -> DecodeStep:
+    """Builds (params, DONATED state, packed i32[B, 1 + M]) -> (state, output i32[B, N + 4])."""
+    verify_half, ingest_half = build_stages(
+        geometry, target, drafter, greedy=greedy, on_publish=on_publish
+    )
+
+    def decode_step(
+        params: ModelParams, state: EngineState, packed: jax.Array
+    ) -> tuple[EngineState, jax.Array]:
+        state, pending, output = verify_half(params, state, packed)
+        return ingest_half(params, state, pending), output
+
+    return jax.jit(decode_step, donate_argnames="state")
+
+
+@functools.lru_cache(maxsize=64)
+def build_split_decode_step(
+    geometry: Geometry, target: Target, drafter: Drafter, *, greedy: bool
+) -> DecodeStep:
+    """`build_decode_step` as two programs, so that the output is ready before the ingest runs."""
+    verify_half, ingest_half = build_stages(geometry, target, drafter, greedy=greedy)
+    first = jax.jit(verify_half, donate_argnames="state")
+    second = jax.jit(ingest_half, donate_argnames="state")
+
+    def decode_step(
+        params: ModelParams, state: EngineState, packed: jax.Array
+    ) -> tuple[EngineState, jax.Array]:
+        state, pending, output = first(params, state, packed)
+        return second(params, state, pending), output
+
+    return decode_step
+
+
+@functools.lru_cache(maxsize=64)
+def build_decode_loop(
+    geometry: Geometry, target: Target, drafter: Drafter, *, num_steps: int, greedy: bool
+) -> DecodeStep:
+    """Builds `num_steps` decode steps in one program: output i32[num_steps, B, N + 4].
+
+    Ends early once every row of the batch is frozen; steps not run report nothing committed.
+    """
+    verify_half, ingest_half = build_stages(geometry, target, drafter, greedy=greedy)
+
+    def decode_loop(
+        params: ModelParams, state: EngineState, packed: jax.Array
+    ) -> tuple[EngineState, jax.Array]:
+        rows = DecodeBatch.unpack(packed).rows
+
+        def some_row_lives(carry) -> jax.Array:
+            step, state, _ = carry
+            return (step < num_steps) & ~jnp.all(state.limits.frozen[rows])
+
+        def one_step(carry):
+            step, state, outputs = carry
+            state, pending, output = verify_half(params, state, packed)
+            outputs = lax.dynamic_update_index_in_dim(outputs, output, step, 0)
+            return step + 1, ingest_half(params, state, pending), outputs
+
+        shape = (num_steps, packed.shape[0], drafter.block_size + 4)
+        start = (jnp.int32(0), state, jnp.zeros(shape, jnp.int32))
+        _, state, outputs = lax.while_loop(some_row_lives, one_step, start)
+        return state, outputs
+
+    return jax.jit(decode_loop, donate_argnames="state")
+
+
+def choose_tokens(
+    logits: jax.Array, positions: jax.Array, sampling: SamplingRows, *, greedy: bool
+) -> tuple[jax.Array, jax.Array]:
+    """The target's choice of each position, and where its logits were finite.
+
+    logits: f32[B, N, V]. positions: i32[B, N] of the chosen tokens. greedy: static; a batch
+    without sampling rows computes neither noise nor filters.
+    Returns (token_dtype[B, N], bool[B, N]).
+    """
+    finite = jnp.isfinite(logits.max(-1))
+    if greedy:
+        return greedy_tokens(logits), finite
+    return sample_tokens(logits, positions, sampling), finite
+
+
+def settle(
+    relay: FutureMap,
+    limits: Limits,
+    rows: jax.Array,
+    accepted: Accepted,
+    errors: jax.Array,
+    finite: jax.Array,
+) -> tuple[FutureMap, Limits, jax.Array]:
+    """Freezes the rows that ended or erred, and completes the packed output with error bits.
+
+    errors: i32[B] from the resolve. finite: bool[B, N] of the block's logits; only those that a
+    committed token was chosen from count.
+    """
+    column = jnp.arange(finite.shape[1], dtype=jnp.int32)[None, :]
+    broken = jnp.any(~finite & (column < accepted.num_committed[:, None]), axis=1)
+    bits = errors | jnp.where(broken, NON_FINITE_LOGITS, 0).astype(jnp.int32)
+    bits = jnp.where(rows == 0, 0, bits)
+    relay = relay.flag(rows, bits)
+    limits = limits.freeze(rows, accepted.finished | (bits != 0))
+    return relay, limits, accepted.packed.at[:, -1].set(bits)

@@ -1,0 +1,175 @@
+"""Requests, their sampling parameters and their outputs, under vLLM's names. Host only."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, fields
+
+DEFAULT_MAX_TOKENS = 16
+MAX_SEED = 2**64 - 1
+
+# Fields of vLLM's SamplingParams that are accepted only at the value that changes nothing.
+_NEUTRAL_ONLY = {
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "bad_words": None,
+}
+
+
+class RequestError(ValueError):
+    """A request that cannot be served as asked: what, the value, the limit and the remedy."""
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended; the values are those of the OpenAI API plus `abort` and `error`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose and when to stop, in vLLM's manner.
+
+    Raises:
+        RequestError: a value is out of range, contradicts another, or names a feature that is
+            not supported; nothing is ignored.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = DEFAULT_MAX_TOKENS  # None: up to the context length
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    bad_words: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        _check_range("temperature", self.temperature, 0.0, None)
+        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        if self.top_k < -1:
+            raise RequestError(f"top_k is {self.top_k}; it must be -1 or 0 (off) or at least 1")
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            raise RequestError(f"seed is {self.seed}; it must be between 0 and {MAX_SEED}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise RequestError(
+                f"max_tokens is {self.max_tokens}; it must be at least 1, or None for as many as "
+                "the context holds"
+            )
+        if any(not text for text in self.stop):
+            raise RequestError("stop holds an empty string; each stop string needs a character")
+        for name, neutral in _NEUTRAL_ONLY.items():
+            value = getattr(self, name)
+            if value != neutral and not (neutral is None and not value and value is not False):
+                raise RequestError(
+                    f"{name} is {value!r}, which is not supported; leave it at {neutral!r}"
+                )
+
+    @property
+    def greedy(self) -> bool:
+        """True where the highest logit is taken, whatever the filters say."""
+        return self.temperature == 0.0
+
+
+def _check_range(
+    name: str, value: float, low: float, high: float | None, *, open_low: bool = False
+) -> None:
+    """Refuses NaN, infinities and values outside [low, high] (or (low, high])."""
+    too_low = value <= low if open_low else value < low
+    finite = float("-inf") < value < float("inf")
+    if not finite or too_low or (high is not None and value > high):
+        bound = f"above {low:g}" if open_low else f"at least {low:g}"
+        limit = bound if high is None else f"{bound} and at most {high:g}"
+        raise RequestError(f"{name} is {value!r}; it must be a finite number, {limit}")
+
+
+def sampling_params_fields() -> dict[str, str]:
+    """Names of the SamplingParams fields and their annotated types."""
+    return {f.name: str(f.type) for f in fields(SamplingParams)}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and what is wanted of it."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    prompt: str | None = None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Raw counts and times of one request; times are `time.perf_counter` seconds."""
+
+    arrival_s: float = 0.0
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    num_verifies: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    num_committed: int = 0  # in decode steps: the token of the prefill is not counted
+    accept_lengths: list[int] = field(default_factory=list)  # one entry a verify
+
+    @property
+    def mean_accept_length(self) -> float | None:
+        """Tokens a verify, bonus included; None before the first verify."""
+        if not self.num_verifies:
+            return None
+        return 1.0 + self.num_accepted / self.num_verifies
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """Seconds from arrival to the first token seen by the host."""
+        if self.first_token_s is None:
+            return None
+        return self.first_token_s - self.arrival_s
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """The text and tokens of one completion so far."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request as its caller sees it, cumulative; `outputs` has one entry."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    error: str | None = None

@@ -1,0 +1,130 @@
+"""From logits to tokens: filters without sorting, and noise keyed by (seed, absolute position).
+
+The token at a position depends on its logits, its request's parameters and its key alone, hence
+it is the same in plain decoding and in verification, in any batch and after any preemption.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.future_map import token_dtype
+
+_THREEFRY = "threefry2x32"
+
+
+@flax.struct.dataclass
+class SamplingRows:
+    """Sampling parameters, one row a request: leaves [B] (or [S+1] in the engine's state).
+
+    temperature: f32, 0 means greedy. top_k: i32, 0 means off. top_p: f32, 1 means off.
+    min_p: f32, 0 means off. key: u32[., 2] threefry key of the request.
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+    key: jax.Array
+
+    @classmethod
+    def greedy(cls, num_rows: int) -> SamplingRows:
+        """Rows that take the highest logit."""
+        return cls(
+            temperature=jnp.zeros((num_rows,), jnp.float32),
+            top_k=jnp.zeros((num_rows,), jnp.int32),
+            top_p=jnp.ones((num_rows,), jnp.float32),
+            min_p=jnp.zeros((num_rows,), jnp.float32),
+            key=jnp.zeros((num_rows, 2), jnp.uint32),
+        )
+
+
+def greedy_tokens(logits: jax.Array) -> jax.Array:
+    """Takes the first highest logit: f32[..., V] -> token_dtype[...]."""
+    return lax.argmax(logits, logits.ndim - 1, jnp.int32).astype(token_dtype())
+
+
+def sample_tokens(logits: jax.Array, positions: jax.Array, rows: SamplingRows) -> jax.Array:
+    """Chooses the token of each position, rows of different settings side by side.
+
+    Order: temperature, top-k, top-p over what top-k kept, min-p; then the Gumbel maximum with
+    noise from `fold_in(key, position)`. Greedy rows equal `greedy_tokens` exactly.
+
+    logits: f32[B, N, V]. positions: i32[B, N] absolute positions of the tokens to choose.
+    Returns token_dtype[B, N].
+    """
+    greedy = rows.temperature == 0.0
+    temperature = jnp.where(greedy, 1.0, rows.temperature).astype(jnp.float32)
+    scores = logits / temperature[:, None, None]
+    noise = position_gumbel(rows.key, positions, logits.shape[-1])
+    noisy = jnp.where(filter_mask(scores, rows), scores + noise, -jnp.inf)
+    scores = jnp.where(greedy[:, None, None], logits, noisy)
+    return greedy_tokens(scores)
+
+
+def position_gumbel(keys: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
+    """Gumbel noise f32[B, N, V] of keys u32[B, 2] at absolute positions i32[B, N]."""
+
+    def of_position(key_data: jax.Array, position: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=_THREEFRY), position)
+        return jax.random.gumbel(key, (vocab_size,), jnp.float32)
+
+    return jax.vmap(jax.vmap(of_position, (None, 0)), (0, 0))(keys, positions)
+
+
+def filter_mask(scores: jax.Array, rows: SamplingRows) -> jax.Array:
+    """True where top-k, top-p and min-p keep a token: scores f32[B, N, V] -> bool[B, N, V].
+
+    Each filter keeps the tokens whose score reaches a threshold, and equal scores together. The
+    thresholds of top-k and top-p are found bit by bit in 32 passes over the scores, so the
+    vocabulary is never sorted; the passes run only while a row of the batch filters.
+    """
+    ordered = _ordered_bits(scores)
+    lowest = jnp.zeros((*scores.shape[:-1], 1), jnp.uint32)
+
+    def top_k_threshold() -> jax.Array:
+        k = jnp.where(rows.top_k > 0, rows.top_k, scores.shape[-1])[:, None, None]
+
+        def enough(kept: jax.Array) -> jax.Array:
+            return kept.sum(-1, keepdims=True, dtype=jnp.int32) >= k
+
+        return _highest_threshold(ordered, enough)
+
+    k_threshold = lax.cond(jnp.any(rows.top_k > 0), top_k_threshold, lambda: lowest)
+    keep = ordered >= k_threshold
+    highest = scores.max(-1, keepdims=True)
+
+    def top_p_threshold() -> jax.Array:
+        weights = jnp.where(keep, jnp.exp(scores - highest), 0.0)
+        wanted = weights.sum(-1, keepdims=True) * rows.top_p[:, None, None]
+
+        def enough(kept: jax.Array) -> jax.Array:
+            return jnp.where(kept, weights, 0.0).sum(-1, keepdims=True) >= wanted
+
+        threshold = _highest_threshold(ordered, enough)
+        return jnp.where(rows.top_p[:, None, None] < 1.0, threshold, lowest)
+
+    keep &= ordered >= lax.cond(jnp.any(rows.top_p < 1.0), top_p_threshold, lambda: lowest)
+    # p >= min_p * p_max, whatever the normalisation; log(0) = -inf keeps all.
+    return keep & (scores >= highest + jnp.log(rows.min_p)[:, None, None])
+
+
+def _ordered_bits(scores: jax.Array) -> jax.Array:
+    """Maps f32 to u32 so that the order of the numbers is the order of the bits."""
+    bits = lax.bitcast_convert_type(scores, jnp.uint32)
+    sign = jnp.uint32(1 << 31)
+    return jnp.where(bits >= sign, ~bits, bits | sign)
+
+
+def _highest_threshold(ordered: jax.Array, enough) -> jax.Array:
+    """The highest t for which `enough(ordered >= t)` holds, u32[..., 1]; 0 where none does."""
+
+    def try_bit(i: jax.Array, threshold: jax.Array) -> jax.Array:
+        candidate = threshold | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
+        return jnp.where(enough(ordered >= candidate), candidate, threshold)
+
+    start = jnp.zeros((*ordered.shape[:-1], 1), jnp.uint32)
+    return lax.fori_loop(jnp.int32(0), jnp.int32(32), try_bit, start)
