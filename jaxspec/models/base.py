@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 
+from jaxspec.config import Kernels
+
+__all__ = ["KV", "Block", "Kernels", "Params", "Target", "TargetOutput"]
+
 Params = Any  # a pytree of arrays that only the model itself looks into
 KV = tuple[jax.Array, ...]  # one array a layer, [P, 2, J, G, D]
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """The implementation of each op, decided once at start: "xla", "triton" or "mosaic_gpu"."""
-
-    resolve_prepare: str = "xla"
-    paged_attention: str = "xla"
-    kv_write: str = "xla"
-    kv_write_context: str = "xla"
-    accept: str = "xla"
 
 
 @flax.struct.dataclass
