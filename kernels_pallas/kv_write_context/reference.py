@@ -1,0 +1,28 @@
+"""`kv_write_context` in plain jnp: the specification, and the path where no kernel runs."""
+
+from __future__ import annotations
+
+import jax
+
+from kernels_pallas.kv_write.reference import norm_and_rotate, rotary, write_rows
+
+
+def reference(
+    kv: jax.Array,
+    kv_pages: tuple[jax.Array, ...],
+    kv_locs: jax.Array,
+    positions: jax.Array,
+    inv_freq: jax.Array,
+    *,
+    k_norm: jax.Array | None,
+    eps: float,
+) -> tuple[jax.Array, ...]:
+    """See `kv_write_context`."""
+    cos, sin = rotary(positions, inv_freq)
+
+    def write(layer: int, pages: jax.Array) -> jax.Array:
+        weight = None if k_norm is None else k_norm[layer]
+        k = norm_and_rotate(kv[:, :, layer, 0], weight, cos, sin, eps)
+        return write_rows(pages, kv_locs, k, kv[:, :, layer, 1])
+
+    return tuple(write(layer, pages) for layer, pages in enumerate(kv_pages))

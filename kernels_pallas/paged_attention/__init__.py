@@ -1,0 +1,90 @@
+"""Attention of a block of queries over KV in pages: decode, verify, draft, tree and prefill.
+
+Read `reference.py`, then `triton.py`; `cases.py` names the shapes that tests and `bench.py` share.
+"""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas import dispatch
+from kernels_pallas.paged_attention.reference import reference
+
+__all__ = ["paged_attention"]
+
+BACKENDS = {}
+
+
+def paged_attention(
+    q: jax.Array,
+    kv_pages: jax.Array,
+    page_table: jax.Array,
+    lens: jax.Array,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    scale: float | None = None,
+    block_mask: jax.Array | None = None,
+    implementation: str = "xla",
+) -> jax.Array:
+    """Returns softmax(scale * q k^T, over the rows each query sees) v, accumulated in f32.
+
+    Row b's request owns the pages `page_table[b]`, in order; `lens[b]` rows of KV lie before the
+    block and the block's own rows are already written behind them, at lens[b]..lens[b]+N-1. Query i
+    stands at position lens[b] + i and sees KV position p when
+
+    * causal: p <= lens[b] + i; not causal: p < lens[b] + N;
+    * with a window W, also lens[b] + i - p < W, and p - lens[b] - i < W when not causal;
+    * with a block mask, instead of both: p < lens[b], or bit p - lens[b] of query i's words is 1.
+
+    Query head h reads KV head h // (H // J). Rows that no query may see may hold NaN: past the
+    block, before the window, in page 0. A NaN in K of the block reaches the queries that see
+    it; a value of the block's own V that is not finite counts as 0.
+
+    Args:
+        q: [B, N, H, D] rotated queries. Padding rows hold anything.
+        kv_pages: [P, 2, J, G, D] K and V of one layer, of q's dtype.
+        page_table: i32[B, M] page ids; entries past the pages in use may be 0.
+        lens: i32[B] rows of KV before the block, >= 0; padding rows have 0.
+        causal: whether a query sees only itself and what is before it in the block.
+        window: positions a query looks back over, itself included; None for all.
+        scale: factor of the scores; None for D**-0.5.
+        block_mask: u32[B, N, ceil(N / 32)] ancestors of each query in the block, itself included.
+        implementation: "xla", "triton", or what `dispatch.pick` chose.
+
+    Returns:
+        [B, N, H, D] in q's dtype; a query that sees nothing gets 0.
+
+    Raises:
+        ValueError: a window together with a block mask.
+    """
+    batch, block, heads, dim = q.shape
+    chex.assert_rank(kv_pages, 5)
+    kv_heads = kv_pages.shape[2]
+    chex.assert_shape(kv_pages, (None, 2, kv_heads, None, dim))
+    chex.assert_is_divisible(heads, kv_heads)
+    chex.assert_shape(page_table, (batch, None))
+    chex.assert_shape(lens, (batch,))
+    chex.assert_type([page_table, lens], jnp.int32)
+    chex.assert_type(kv_pages, q.dtype)
+    if block_mask is not None:
+        if window is not None:
+            raise ValueError(
+                f"{window=} cannot be combined with a block mask, whose bits already say what each "
+                "query sees of its block; pass one of the two"
+            )
+        chex.assert_shape(block_mask, (batch, block, -(-block // 32)))
+        chex.assert_type(block_mask, jnp.uint32)
+    dispatch.parse("paged_attention", implementation)
+    return reference(
+        q,
+        kv_pages,
+        page_table,
+        lens,
+        causal=causal,
+        window=window,
+        scale=dim**-0.5 if scale is None else scale,
+        block_mask=block_mask,
+    )
