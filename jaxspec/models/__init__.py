@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxspec.models.qwen3 import build_qwen3
 MODELS: dict[str, Callable[..., Target]] = {"llama": build_llama, "qwen3": build_qwen3}
 
 
+@functools.lru_cache(maxsize=64)
 def build_target(
     config: ModelConfig,
     *,
@@ -23,6 +25,8 @@ def build_target(
     kernels: Kernels,
 ) -> Target:
     """Builds the model that `config.architecture` names; see `decoder.build_decoder`.
+
+    Equal arguments give the same `Target`, so that programs compiled for one serve the other.
 
     Raises:
         ValueError: the architecture has no builder in `MODELS`.

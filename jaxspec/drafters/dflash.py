@@ -1,0 +1,184 @@
+"""DFlash: a whole block of drafts in one pass of a small network that reads the target's features.
+
+The drafter keeps KV of its own, one array a layer, under the target's page ids. A committed token
+enters it as a *context* row, made from the target's features (`ingest`); the block being drafted,
+a bonus token and masks, lies behind it as scratch rows that later context overwrites (`draft`).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxspec.drafters.base import DraftBlock, DraftContext, Drafter, IngestBatch, ModelParams
+from jaxspec.drafters.dflash_config import DFlashConfig
+from jaxspec.models.base import KV, Kernels, Target
+from jaxspec.models.layers import (
+    LayerParams,
+    LayerSpec,
+    decoder_layer,
+    linear,
+    rms_norm,
+    rope_inv_freq,
+)
+from kernels_pallas.kv_write_context import kv_write_context
+
+
+@flax.struct.dataclass
+class DFlashParams:
+    """A DFlash drafter's own weights: no embedding and no head, those are the target's."""
+
+    fc: jax.Array  # [E, F * E_target]
+    hidden_norm: jax.Array  # [E] norm of the context stream
+    norm: jax.Array  # [E] norm before the head
+    input_norms: jax.Array  # [L, E]
+    post_norms: jax.Array  # [L, E]
+    q_norms: jax.Array  # [L, D]
+    k_norms: jax.Array  # [L, D]
+    layers: tuple[LayerParams, ...]
+
+
+@functools.lru_cache(maxsize=64)
+def build_dflash(
+    config: DFlashConfig,
+    target: Target,
+    *,
+    block_size: int,
+    page_size: int,
+    dtype: jnp.dtype,
+    kernels: Kernels,
+    draft_window: int | None = None,
+) -> Drafter:
+    """Builds the pure functions of a DFlash drafter; equal arguments give the same `Drafter`.
+
+    Args:
+        config: sizes, windows and causality of its layers.
+        target: whose embedding and head it borrows.
+        block_size: N, the bonus token and N - 1 drafts; at most what the drafter was trained with.
+        page_size: G, as the target's KV.
+        dtype: of parameters, activations and KV, as the target's.
+        kernels: the implementation of each op.
+        draft_window: keys this far from a query, or farther, are not seen by any layer, as if
+            each were a sliding layer; None leaves the layers as trained.
+
+    Raises:
+        ValueError: a block size outside 2..trained, or a draft window that does not hold a block.
+    """
+    _check(config, block_size, draft_window)
+    inv_freq = rope_inv_freq(config.head_dim, config.rope_theta, config.rope_scaling)
+    specs = _layer_specs(config, draft_window)
+
+    def init_state(num_pages: int, num_slots: int, max_len: int) -> KV:
+        shape = (num_pages, 2, config.num_kv_heads, page_size, config.head_dim)
+        return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
+
+    def draft(params: ModelParams, kv: KV, context: DraftContext) -> tuple[DraftBlock, KV]:
+        block = context.block
+        x = target.embed(params.target, block.token_ids)
+        pages = []
+        for index, spec in enumerate(specs):
+            x, layer_pages = decoder_layer(
+                x,
+                kv[index],
+                block,
+                params.drafter,
+                index,
+                inv_freq=jnp.asarray(inv_freq),
+                spec=spec,
+                kernels=kernels,
+            )
+            pages.append(layer_pages)
+        # Slot i stands for the token at its own position, not the next: slot 0 is known already.
+        hidden = rms_norm(x[:, 1:], params.drafter.norm, config.rms_norm_eps)
+        logits = target.logits(params.target, hidden)
+        drafts = context.sample(logits, block.positions[:, 1:])
+        tokens = jnp.concatenate([block.token_ids[:, :1], drafts], axis=1)
+        fits = block.lens + block_size <= config.max_position_embeddings
+        num_draft_tokens = jnp.where(fits, jnp.int32(block_size - 1), jnp.int32(0))
+        return DraftBlock(tokens=tokens, num_draft_tokens=num_draft_tokens), tuple(pages)
+
+    def ingest(params: ModelParams, kv: KV, batch: IngestBatch) -> tuple[KV, tuple[()]]:
+        pages = kv_write_context(
+            project_context(params.drafter, batch.features, config),
+            kv,
+            batch.block.kv_locs,
+            batch.block.positions,
+            jnp.asarray(inv_freq),
+            k_norm=params.drafter.k_norms,
+            eps=config.rms_norm_eps,
+            implementation=kernels.kv_write_context,
+        )
+        return pages, ()
+
+    return Drafter(
+        name="dflash",
+        num_draft_tokens=block_size - 1,
+        feature_layers=config.target_layer_ids,
+        mask_token_id=config.mask_token_id,
+        init_state=init_state,
+        init_carry=lambda num_slots: (),
+        draft=draft,
+        ingest=ingest,
+    )
+
+
+def project_context(params: DFlashParams, features: jax.Array, config: DFlashConfig) -> jax.Array:
+    """Turns target features into every layer's K and V, before the norm and rotation of K.
+
+    The context stream does not pass through the layers (DFlash, arXiv 2602.06036, section 4.1), so
+    it needs neither their queries nor their input norms, and all layers' KV is known at once.
+
+    Args:
+        params: the drafter's weights.
+        features: [B, N, F * E_target].
+        config: sizes.
+
+    Returns:
+        [B, N, L, 2, J, D]: per layer the key heads, then the value heads.
+    """
+    context = rms_norm(linear(features, params.fc), params.hidden_norm, config.rms_norm_eps)
+    first = config.num_heads * config.head_dim
+    kv = [
+        linear(
+            context,
+            layer.qkv[first:],
+            None if layer.qkv_bias is None else layer.qkv_bias[first:],
+        )
+        for layer in params.layers
+    ]
+    shape = (*features.shape[:2], config.num_layers, 2, config.num_kv_heads, config.head_dim)
+    return jnp.stack(kv, axis=2).reshape(shape)
+
+
+def _layer_specs(config: DFlashConfig, draft_window: int | None) -> tuple[LayerSpec, ...]:
+    def narrowed(window: int | None) -> int | None:
+        windows = [w for w in (window, draft_window) if w is not None]
+        return min(windows, default=None)
+
+    return tuple(
+        LayerSpec(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            causal=causal,
+            window=narrowed(window),
+        )
+        for window, causal in zip(config.layer_windows, config.layer_causal, strict=True)
+    )
+
+
+def _check(config: DFlashConfig, block_size: int, draft_window: int | None) -> None:
+    if not 2 <= block_size <= config.block_size:
+        raise ValueError(
+            f"block size {block_size} is not possible: the drafter was trained with blocks of "
+            f"{config.block_size}; use 2 to {config.block_size}"
+        )
+    if draft_window is not None and draft_window < block_size:
+        raise ValueError(
+            f"draft window {draft_window} does not hold a block of {block_size} tokens; "
+            f"use at least {block_size}, or no window"
+        )
