@@ -5,15 +5,17 @@ Files, in reading order: `reference.py`, `triton.py`, `cases.py`, `bench.py`.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 
 from kernels_pallas import checks, dispatch
-from kernels_pallas.accept import reference
+from kernels_pallas.accept import reference, triton
 from kernels_pallas.accept.reference import PACKED_EXTRA, Accepted
 
 __all__ = ["PACKED_EXTRA", "Accepted", "accept"]
 
-BACKENDS = {}
+BACKENDS = {"triton": triton.refuses}
 
 
 def accept(
@@ -49,8 +51,11 @@ def accept(
     """
     check_verified(block_ids, predicted, lens, max_lens, stop_ids, frozen)
     match dispatch.parse("accept", implementation):
+        case "triton", interpret:
+            run = functools.partial(triton.accept, interpret=interpret)
         case _:
-            return reference.accept(block_ids, predicted, lens, max_lens, stop_ids, frozen)
+            run = reference.accept
+    return run(block_ids, predicted, lens, max_lens, stop_ids, frozen)
 
 
 def check_verified(block_ids, predicted, lens, max_lens, stop_ids, frozen) -> None:

@@ -5,16 +5,18 @@ Files, in reading order: `reference.py`, `triton.py`, `cases.py`, `bench.py`.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 
 from kernels_pallas import checks, dispatch
 from kernels_pallas.accept import check_verified
-from kernels_pallas.accept_tree import reference
+from kernels_pallas.accept_tree import reference, triton
 from kernels_pallas.accept_tree.reference import AcceptedTree
 
 __all__ = ["AcceptedTree", "accept_tree"]
 
-BACKENDS = {}
+BACKENDS = {"triton": triton.refuses}
 
 
 def accept_tree(
@@ -54,7 +56,8 @@ def accept_tree(
     checks.shape("parents", parents, block_ids.shape, "[B, N]")
     checks.int32(parents=parents)
     match dispatch.parse("accept_tree", implementation):
+        case "triton", interpret:
+            run = functools.partial(triton.accept_tree, interpret=interpret)
         case _:
-            return reference.accept_tree(
-                block_ids, parents, predicted, lens, max_lens, stop_ids, frozen
-            )
+            run = reference.accept_tree
+    return run(block_ids, parents, predicted, lens, max_lens, stop_ids, frozen)

@@ -5,17 +5,19 @@ Files, in reading order: `reference.py`, `triton.py`, `cases.py`, `bench.py`.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 
 from kernels_pallas import checks, dispatch
-from kernels_pallas.dflash_prepare_block import reference
+from kernels_pallas.dflash_prepare_block import reference, triton
 from kernels_pallas.dflash_prepare_block.reference import PreparedBlock
 
 __all__ = ["MAX_BLOCK_SIZE", "PreparedBlock", "dflash_prepare_block"]
 
 MAX_BLOCK_SIZE = 64
 
-BACKENDS = {}
+BACKENDS = {"triton": triton.refuses}
 
 
 def dflash_prepare_block(
@@ -61,8 +63,11 @@ def dflash_prepare_block(
         "page_size": page_size,
     }
     match dispatch.parse("dflash_prepare_block", implementation):
+        case "triton", interpret:
+            run = functools.partial(triton.dflash_prepare_block, interpret=interpret)
         case _:
-            return reference.dflash_prepare_block(bonus, lens, page_table, **static)
+            run = reference.dflash_prepare_block
+    return run(bonus, lens, page_table, **static)
 
 
 def check_block(page_table, batch, block_size, page_size) -> None:

@@ -5,12 +5,13 @@ Files, in reading order: `reference.py`, `triton.py`, `cases.py`, `bench.py`.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 
 from kernels_pallas import checks, dispatch
-from kernels_pallas.resolve_future import reference
+from kernels_pallas.resolve_future import reference, triton
 from kernels_pallas.resolve_future.reference import (
     LEN_NOT_POSITIVE,
     TOKEN_OUT_OF_RANGE,
@@ -19,7 +20,7 @@ from kernels_pallas.resolve_future.reference import (
 
 __all__ = ["LEN_NOT_POSITIVE", "TOKEN_OUT_OF_RANGE", "ResolvedFuture", "resolve_future"]
 
-BACKENDS = {}
+BACKENDS = {"triton": triton.refuses}
 
 
 def resolve_future(
@@ -57,11 +58,13 @@ def resolve_future(
       UnsupportedKernel: the implementation is unknown.
     """
     check_relay(output_tokens, seq_lens, carry, rows, vocab_size)
+    static = {"vocab_size": vocab_size, "poison": poison}
     match dispatch.parse("resolve_future", implementation):
+        case "triton", interpret:
+            run = functools.partial(triton.resolve_future, interpret=interpret)
         case _:
-            return reference.resolve_future(
-                output_tokens, seq_lens, carry, rows, vocab_size=vocab_size, poison=poison
-            )
+            run = reference.resolve_future
+    return run(output_tokens, seq_lens, carry, rows, **static)
 
 
 def check_relay(output_tokens, seq_lens, carry, rows, vocab_size) -> None:

@@ -5,6 +5,7 @@ Files, in reading order: `reference.py`, `triton.py`, `cases.py`, `bench.py`.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -12,11 +13,11 @@ import jax
 from kernels_pallas import dispatch
 from kernels_pallas.dflash_prepare_block import PreparedBlock, check_block
 from kernels_pallas.resolve_future import ResolvedFuture, check_relay
-from kernels_pallas.resolve_prepare import reference
+from kernels_pallas.resolve_prepare import reference, triton
 
 __all__ = ["resolve_prepare"]
 
-BACKENDS = {}
+BACKENDS = {"triton": triton.refuses}
 
 
 def resolve_prepare(
@@ -52,7 +53,8 @@ def resolve_prepare(
         "poison": poison,
     }
     match dispatch.parse("resolve_prepare", implementation):
+        case "triton", interpret:
+            run = functools.partial(triton.resolve_prepare, interpret=interpret)
         case _:
-            return reference.resolve_prepare(
-                output_tokens, seq_lens, carry, rows, page_table, **static
-            )
+            run = reference.resolve_prepare
+    return run(output_tokens, seq_lens, carry, rows, page_table, **static)
