@@ -23,28 +23,28 @@ def reference(
     batch, block, _ = qkv.shape
     heads = qkv.reshape(batch, block, num_heads + 2 * num_kv_heads, -1)
     q, k, v = jnp.split(heads, [num_heads, num_heads + num_kv_heads], axis=2)
-    cos, sin = rotary(positions, inv_freq)
-    q = norm_and_rotate(q, q_norm, cos, sin, eps).astype(qkv.dtype)
-    k = norm_and_rotate(k, k_norm, cos, sin, eps)
-    return q, write_rows(kv_pages, kv_locs, k, v)
+    qk = jnp.concatenate([norm(q, q_norm, eps), norm(k, k_norm, eps)], axis=2)
+    q, k = jnp.split(rotate(qk, positions, inv_freq), [num_heads], axis=2)
+    return q.astype(qkv.dtype), write_rows(kv_pages, kv_locs, k, v)
 
 
-def rotary(positions: jax.Array, inv_freq: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of every position's angles, f32[B, N, 1, D / 2]; the axis of 1 is the heads'."""
-    angles = positions.astype(jnp.float32)[..., None, None] * _as_last_axis(inv_freq, 4)
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def norm_and_rotate(
-    x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array, eps: float
-) -> jax.Array:
-    """RMSNorm over each head of x[..., heads, D], when there is a weight, then rotate-half; f32."""
+def norm(x: jax.Array, weight: jax.Array | None, eps: float) -> jax.Array:
+    """RMSNorm over each head of x[B, N, heads, D], in f32; without a weight only the cast."""
     x = x.astype(jnp.float32)
-    if weight is not None:
-        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-        x = x * _as_last_axis(weight.astype(jnp.float32), x.ndim)
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    if weight is None:
+        return x
+    x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    return x * _as_last_axis(weight.astype(jnp.float32), x.ndim)
+
+
+def rotate(x: jax.Array, positions: jax.Array, inv_freq: jax.Array) -> jax.Array:
+    """Rotates x[B, N, heads, D] by halves."""
+    angles = positions.astype(jnp.float32)[..., None, None] * _as_last_axis(inv_freq, x.ndim)
+    # The whole-width form: of the ones tried, XLA:CPU computes only here each cosine once, for all
+    # heads and all layers, and not again in every fused consumer.
+    cos = jnp.concatenate([jnp.cos(angles)] * 2, axis=-1)
+    sin = jnp.concatenate([-jnp.sin(angles), jnp.sin(angles)], axis=-1)
+    return x * cos + jnp.roll(x, x.shape[-1] // 2, axis=-1) * sin
 
 
 def _as_last_axis(x: jax.Array, ndim: int) -> jax.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from kernels_pallas.kv_write.reference import norm_and_rotate, rotary, write_rows
+from kernels_pallas.kv_write.reference import norm, rotate, write_rows
 
 
 def reference(
@@ -18,11 +18,10 @@ def reference(
     eps: float,
 ) -> tuple[jax.Array, ...]:
     """See `kv_write_context`."""
-    cos, sin = rotary(positions, inv_freq)
 
     def write(layer: int, pages: jax.Array) -> jax.Array:
         weight = None if k_norm is None else k_norm[layer]
-        k = norm_and_rotate(kv[:, :, layer, 0], weight, cos, sin, eps)
+        k = rotate(norm(kv[:, :, layer, 0], weight, eps), positions, inv_freq)
         return write_rows(pages, kv_locs, k, kv[:, :, layer, 1])
 
     return tuple(write(layer, pages) for layer, pages in enumerate(kv_pages))
