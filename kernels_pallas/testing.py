@@ -31,11 +31,13 @@ def compare(
     Returns:
       None where the implementation is right, else one line: which result, its error, its limit.
     """
-    run = functools.partial(function, **static)
-    actual = run(*args, implementation=implementation)
-    plain = run(*args, implementation="xla")
+
+    def run(by, inputs):
+        return jax.jit(functools.partial(function, **static, implementation=by))(*inputs)
+
+    actual, plain = run(implementation, args), run("xla", args)
     with jax.default_matmul_precision("highest"):
-        exact = run(*widen(args), implementation="xla")
+        exact = run("xla", widen(args))
     return compare_results(actual, plain, exact)
 
 
