@@ -153,7 +153,7 @@ def rope_inv_freq(head_dim: int, theta: float, scaling: RopeScaling | None = Non
 
 def embed_tokens(embed: jax.Array, token_ids: jax.Array) -> jax.Array:
     """Looks up [..., E] rows; an id outside the table reads its nearest row."""
-    return embed.at[token_ids].get(mode="clip")
+    return embed.at[token_ids].get(mode="clip", wrap_negative_indices=False)
 
 
 def swiglu(x: jax.Array, layer: LayerParams) -> jax.Array:
