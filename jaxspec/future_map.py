@@ -193,14 +193,14 @@ class SeqLensCpu(NamedTuple):
 
 
 def resolve_seq_lens_cpu(
-    published_lens: np.ndarray, num_in_flight: np.ndarray, rows: np.ndarray, *, max_commit: int
+    published_lens: np.ndarray, in_flight_rows: np.ndarray, rows: np.ndarray
 ) -> SeqLensCpu:
     """Bounds the lengths of `rows` without waiting for the device.
 
     published_lens: i32[S+1] the host's mirror of the lengths of the last landed results.
-    num_in_flight: i32[S+1] dispatches a row stands in whose results have not landed.
-    max_commit: rows of KV that one dispatch can add, a block times the steps of a loop.
-    With nothing in flight the bound equals the length; the algorithm in use does not matter.
+    in_flight_rows: i32[S+1] KV rows that the dispatches in flight can add to a request at most,
+    up to two blocks (times the steps of a loop). With nothing in flight the bound is the length
+    itself; which algorithm drafts does not matter.
     """
     lens = published_lens[rows]
-    return SeqLensCpu(lens, lens + num_in_flight[rows] * np.int32(max_commit))
+    return SeqLensCpu(lens, lens + in_flight_rows[rows])

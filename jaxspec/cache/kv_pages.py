@@ -1,4 +1,4 @@
-"""Where a token's KV lives in the pages; the arrays themselves are `[P, 2, J, G, D]`, one a layer."""
+"""Where a token's KV lives in the pages; the arrays are `[P, 2, J, G, D]`, one a layer."""
 
 from __future__ import annotations
 

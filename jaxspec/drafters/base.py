@@ -63,7 +63,7 @@ class IngestBatch:
 
     rows: jax.Array  # i32[B] slot of each row, 0 for padding
     block: Block
-    next_ids: jax.Array  # token_dtype[B, N] the token after each position (the new bonus at the end)
+    next_ids: jax.Array  # token_dtype[B, N] the token after each position, the bonus at the end
     features: jax.Array  # [B, N, F * E]
     num_valid: jax.Array  # i32[B]
 

@@ -51,5 +51,9 @@ class DraftInput:
             np.concatenate([self.reserved_lens, other.reserved_lens]),
         )
 
+    def reserve(self, lens: np.ndarray) -> DraftInput:
+        """Raises the reserved lengths to `lens` i32[n], never lowers them."""
+        return DraftInput(self.rows, np.maximum(self.reserved_lens, lens))
+
     def __len__(self) -> int:
         return len(self.rows)

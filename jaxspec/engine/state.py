@@ -107,6 +107,10 @@ class StepOutput(NamedTuple):
             packed[..., n + 3],
         )
 
+    def row(self, step: int, row: int) -> StepOutput:
+        """One row of one step, from arrays [k, B, ...]."""
+        return StepOutput(*(values[step, row] for values in self))
+
 
 class DecodeBatch(NamedTuple):
     """What the host sends for a decode step: i32[B, 1 + M], one row a request."""
@@ -220,6 +224,7 @@ def pack_limits(
     """Packs a request's limits as the columns of a prefill row: i32[7 + E]; key: u32[2]."""
     floats = np.array([temperature, top_p, min_p], np.float32).view(np.int32)
     out = np.full(_FIXED - _MAX_LEN + geometry.max_stop_ids, geometry.vocab_size, np.int32)
-    out[: _FIXED - _MAX_LEN] = [max_len, floats[0], top_k, floats[1], floats[2], *key.view(np.int32)]
+    fixed = [max_len, floats[0], top_k, floats[1], floats[2], *key.view(np.int32)]
+    out[: len(fixed)] = fixed
     out[_FIXED - _MAX_LEN :][: len(stop_ids)] = stop_ids
     return out

@@ -1,0 +1,98 @@
+"""Prompt lookup: drafts what followed the last occurrence of the request's latest n-gram.
+
+Needs no weights and works with every model. Source: "prompt lookup decoding" (Saxena, 2023),
+the `ngram` method of vLLM.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxspec.drafters.base import DraftBlock, DraftContext, Drafter, IngestBatch, ModelParams
+from jaxspec.future_map import token_dtype
+
+
+@flax.struct.dataclass
+class History:
+    """tokens: token_dtype[S+1, C] each request's tokens by absolute position; C covers the last
+    block. Only positions below a row's seq_len are its own; the rest is the previous owner's."""
+
+    tokens: jax.Array
+
+
+@functools.lru_cache(maxsize=32)
+def build_ngram(*, num_draft_tokens: int, ngram_max: int) -> Drafter:
+    """Builds the n-gram drafter.
+
+    num_draft_tokens: K. ngram_max: longest n-gram looked up; shorter ones serve where it is new.
+    """
+
+    def init_state(num_pages: int, num_slots: int, max_len: int) -> History:
+        width = max_len + num_draft_tokens + 1
+        return History(jnp.zeros((num_slots + 1, width), token_dtype()))
+
+    def draft(
+        params: ModelParams, state: History, context: DraftContext
+    ) -> tuple[DraftBlock, History]:
+        bonus = context.block.token_ids[:, :1]
+        seq_lens = context.block.lens
+        history = state.tokens[context.rows]
+        start, found_len = _last_match(history, bonus[:, 0], seq_lens, ngram_max)
+        # Position seq_len is the bonus token, which the history does not hold yet; a match next
+        # to it runs into it and goes on from the drafts themselves: token p repeats token p - d.
+        period = seq_lens - start
+        offset = jnp.arange(num_draft_tokens, dtype=jnp.int32)[None, :] % period[:, None]
+        known = jnp.concatenate([history, bonus], axis=1)
+        source = start[:, None] + 1 + offset
+        source = jnp.where(source == seq_lens[:, None], history.shape[1], source)
+        drafts = jnp.take_along_axis(known, source, axis=1)
+        count = jnp.where(found_len > 0, num_draft_tokens, 0).astype(jnp.int32)
+        return DraftBlock(jnp.concatenate([bonus, drafts], axis=1), count), state
+
+    def ingest(params: ModelParams, state: History, batch: IngestBatch) -> tuple[History, tuple]:
+        column = jnp.arange(batch.block.token_ids.shape[1], dtype=jnp.int32)[None, :]
+        committed = column < batch.num_valid[:, None]
+        # Rows past the end are dropped, so that abandoned drafts overwrite nothing.
+        columns = jnp.where(committed, batch.block.positions, state.tokens.shape[1])
+        tokens = state.tokens.at[batch.rows[:, None], columns].set(
+            batch.block.token_ids, mode="drop"
+        )
+        return History(tokens), ()
+
+    return Drafter(
+        name="ngram",
+        num_draft_tokens=num_draft_tokens,
+        feature_layers=(),
+        mask_token_id=0,
+        init_state=init_state,
+        init_carry=lambda num_slots: (),
+        draft=draft,
+        ingest=ingest,
+    )
+
+
+def _last_match(
+    history: jax.Array, bonus: jax.Array, seq_lens: jax.Array, ngram_max: int
+) -> tuple[jax.Array, jax.Array]:
+    """Where the latest n-gram, bonus token included, ended before, and how long the match is.
+
+    Prefers the longest match, then the latest. history: token_dtype[B, C]. bonus: token_dtype[B].
+    Returns end positions i32[B] (0 where there is none) and lengths i32[B], 0..ngram_max.
+    Example: history 5 6 7 5 6, bonus 7: ends at 2 with length 3 (5 6 7).
+    """
+    width = history.shape[1]
+    position = jnp.arange(width, dtype=jnp.int32)[None, :]
+    running = (history == bonus[:, None]) & (position < seq_lens[:, None])
+    running_once, length = running, running.astype(jnp.int32)
+    for back in range(1, ngram_max):
+        source = jnp.clip(seq_lens - back, 0, width - 1)[:, None]
+        wanted = jnp.take_along_axis(history, source, axis=1)
+        shifted = jnp.pad(history, ((0, 0), (back, 0)))[:, :width]
+        running &= (shifted == wanted) & (position >= back) & (seq_lens[:, None] >= back)
+        length += running.astype(jnp.int32)
+    best = jnp.max(jnp.where(running_once, length * width + position, 0), axis=1)
+    return best % width, best // width

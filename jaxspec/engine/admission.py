@@ -1,0 +1,168 @@
+"""Who may run: requests checked, slots and pages given, prompts cut into tiles. Host only."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxspec.config import Geometry
+from jaxspec.engine.sequence import Detokenizer, Sequence
+from jaxspec.engine.state import empty_prefill_batch, pack_limits, pack_prefill_tile
+from jaxspec.request import Request, RequestError, RequestMetrics
+
+
+def make_sequence(
+    request: Request,
+    geometry: Geometry,
+    *,
+    eos_token_ids: tuple[int, ...],
+    key: np.ndarray,
+    num_usable_pages: int,
+    detokenizer: Detokenizer | None,
+) -> Sequence:
+    """Checks a request against the engine's sizes and prepares it.
+
+    key: u32[2] of the request's noise.
+
+    Raises:
+        RequestError: the request can never run here.
+    """
+    params, prompt_len = request.params, len(request.prompt_token_ids)
+    _check_prompt(request, geometry)
+    max_len = geometry.max_model_len
+    if params.max_tokens is not None:
+        max_len = min(max_len, prompt_len + params.max_tokens)
+    needed = geometry.pages_at_most(max_len)
+    if needed > num_usable_pages:
+        raise RequestError(
+            f"the request may need {needed} KV pages ({prompt_len} prompt tokens, up to {max_len} "
+            f"in all), but the pool has {num_usable_pages}; lower max_tokens or enlarge "
+            "kv_cache_tokens"
+        )
+    if params.stop and detokenizer is None:
+        raise RequestError(f"stop is {params.stop!r}, which needs a tokenizer; give the engine one")
+    stop_ids = sorted(stop_ids_of(request, eos_token_ids))
+    if len(stop_ids) > geometry.max_stop_ids:
+        raise RequestError(
+            f"stop_token_ids and EOS ids are {len(stop_ids)}; at most {geometry.max_stop_ids} "
+            "are possible"
+        )
+    limits_row = pack_limits(
+        geometry,
+        max_len=max_len,
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        key=key,
+        stop_ids=stop_ids,
+    )
+    metrics = RequestMetrics(arrival_s=time.perf_counter())
+    return Sequence(request, max_len, limits_row, metrics, detokenizer)
+
+
+def stop_ids_of(request: Request, eos_token_ids: tuple[int, ...]) -> set[int]:
+    """The token ids that end a request."""
+    eos = () if request.params.ignore_eos else eos_token_ids
+    return {*eos, *request.params.stop_token_ids}
+
+
+def _check_prompt(request: Request, geometry: Geometry) -> None:
+    prompt = request.prompt_token_ids
+    if not prompt:
+        raise RequestError("the prompt is empty; it needs at least one token")
+    if len(prompt) >= geometry.max_model_len:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, but max_model_len is {geometry.max_model_len} "
+            "and one token must fit after it; shorten the prompt or raise max_model_len"
+        )
+    wrong = [i for i in (*prompt, *request.params.stop_token_ids) if not _is_token(i, geometry)]
+    if wrong:
+        raise RequestError(
+            f"token id {wrong[0]!r} is outside the vocabulary; ids are 0 to "
+            f"{geometry.vocab_size - 1}"
+        )
+
+
+def _is_token(token_id: object, geometry: Geometry) -> bool:
+    return isinstance(token_id, (int, np.integer)) and 0 <= token_id < geometry.vocab_size
+
+
+def request_key(seed: int | None, engine_seed: int, index: int) -> np.ndarray:
+    """u32[2] threefry key: of the request's seed, else of the engine's and a running number."""
+    if seed is None:
+        return np.random.SeedSequence([engine_seed, index]).generate_state(2, np.uint32)
+    return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
+
+
+class Tile(NamedTuple):
+    """A row of a prefill dispatch."""
+
+    seq: Sequence
+    start: int
+    num_tokens: int
+
+    @property
+    def is_final(self) -> bool:
+        """True where the prompt ends in this tile."""
+        return self.start + self.num_tokens == self.seq.prompt_len
+
+
+def plan_tiles(prefilling: Iterable[Sequence], geometry: Geometry) -> list[Tile]:
+    """Takes the next tiles of the prompts, in order, as many as one dispatch holds.
+
+    A prompt longer than a dispatch goes on in the next one.
+    """
+    tiles: list[Tile] = []
+    room = geometry.prefill_buckets[-1]
+    for seq in prefilling:
+        start = seq.num_prefilled
+        while start < seq.prompt_len and len(tiles) < room:
+            count = min(geometry.prefill_tile, seq.prompt_len - start)
+            tiles.append(Tile(seq, start, count))
+            start += count
+    return tiles
+
+
+def pack_tiles(tiles: list[Tile], geometry: Geometry, page_table: np.ndarray) -> np.ndarray:
+    """The packed array of a prefill dispatch, padded to its bucket.
+
+    page_table: i32[S+1, M] of all slots.
+    """
+    packed = empty_prefill_batch(bucket(len(tiles), geometry.prefill_buckets), geometry)
+    for out, (seq, start, count) in zip(packed, tiles, strict=False):
+        prompt = seq.request.prompt_token_ids
+        end = start + count
+        pack_prefill_tile(
+            out,
+            geometry,
+            row=seq.slot,
+            start=start,
+            tokens=np.asarray(prompt[start:end], np.int32),
+            next_id=prompt[end] if end < len(prompt) else None,
+            limits_row=seq.limits_row,
+            page_row=page_table[seq.slot],
+        )
+    return packed
+
+
+def bucket(count: int, buckets: tuple[int, ...]) -> int:
+    """The smallest bucket that holds `count`."""
+    return next(size for size in buckets if size >= count)
+
+
+def may_enter(
+    waiting: deque[Sequence], geometry: Geometry, *, promised_pages: int, num_usable_pages: int
+) -> bool:
+    """True where the first waiting request can run to its end beside those that run already.
+
+    Pages are given as a request grows, but promised in full when it enters, so that no running
+    request ever lacks one.
+    """
+    return bool(waiting) and (
+        promised_pages + geometry.pages_at_most(waiting[0].max_len) <= num_usable_pages
+    )

@@ -1,0 +1,366 @@
+"""The host loop: admit, dispatch step n, read step n-1, commit."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxspec.cache.page_pool import PagePool
+from jaxspec.config import Geometry
+from jaxspec.drafters.base import ModelParams
+from jaxspec.engine.admission import (
+    bucket,
+    make_sequence,
+    may_enter,
+    pack_tiles,
+    plan_tiles,
+    request_key,
+    stop_ids_of,
+)
+from jaxspec.engine.commit import commit_tokens
+from jaxspec.engine.draft_input import DraftInput
+from jaxspec.engine.sequence import Detokenizer, Sequence
+from jaxspec.engine.state import EngineState, StepOutput
+from jaxspec.engine.steps import Steps
+from jaxspec.future_map import (
+    NON_FINITE_LOGITS,
+    RelayError,
+    describe_errors,
+    resolve_seq_lens_cpu,
+)
+from jaxspec.request import FinishReason, Request, RequestError, RequestOutput
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Raw sums; ratios are made where they are printed."""
+
+    num_prefill_steps: int = 0
+    num_decode_steps: int = 0  # dispatches; a loop of several steps is one
+    num_verifies: int = 0  # slot-steps
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    num_committed: int = 0
+    host_s: float = 0.0  # planning, dispatching and committing
+    wait_s: float = 0.0  # waiting for results
+    accept_lengths: list[int] = field(default_factory=list)  # histogram, index = accept length
+
+    def reset(self) -> None:
+        """Sets all sums to zero."""
+        fresh = EngineStats(accept_lengths=[0] * len(self.accept_lengths))
+        for name in self.__slots__:
+            setattr(self, name, getattr(fresh, name))
+
+
+class Entry(NamedTuple):
+    """A request in a dispatch, and its row of the output; None where the row says nothing yet."""
+
+    seq: Sequence
+    row: int | None
+
+
+class Dispatch(NamedTuple):
+    """A step on its way."""
+
+    output: jax.Array  # packed, i32[B, N+4], or i32[k, B, N+4] of a loop
+    entries: list[Entry]
+    max_commit: int  # rows of KV that it can add to a request
+    is_prefill: bool
+
+
+class Engine:
+    """Serves requests of token ids; knows text only through a detokenizer.
+
+    Not thread-safe: one thread calls its methods.
+
+    steps: the programs for batches of greedy requests and for others, by `greedy`.
+    make_detokenizer: called per request; None where nobody asks for text.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        params: ModelParams,
+        state: EngineState,
+        steps: dict[bool, Steps],
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+        make_detokenizer: Callable[[Request], Detokenizer] | None = None,
+        overlap: bool = True,
+        seed: int = 0,
+    ):
+        self.geometry = geometry
+        self.stats = EngineStats(accept_lengths=[0] * (geometry.block_size + 1))
+        self._params, self._state, self._steps = params, state, steps
+        self._eos_token_ids = eos_token_ids
+        self._make_detokenizer = make_detokenizer
+        self._overlap = overlap
+        self._seed = seed
+        self._num_requests = 0
+        self._pool = PagePool(geometry.num_pages)
+        self._promised_pages = 0
+        self._free_slots = deque(range(1, geometry.num_slots + 1))
+        self._page_table = np.zeros((geometry.num_slots + 1, geometry.pages_per_slot), np.int32)
+        self._published_lens = np.zeros(geometry.num_slots + 1, np.int32)
+        self._in_flight_rows = np.zeros(geometry.num_slots + 1, np.int32)
+        self._waiting: deque[Sequence] = deque()
+        self._prefilling: list[Sequence] = []
+        self._running: dict[int, Sequence] = {}  # slot -> request whose prompt is dispatched
+        self._draft_input = DraftInput.create_idle_input()
+        self._in_flight: deque[Dispatch] = deque()
+        self._by_id: dict[str, Sequence] = {}
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            RequestError: it can never run, or its id is in use.
+        """
+        if request.request_id in self._by_id:
+            raise RequestError(
+                f"request_id {request.request_id!r} is in use; wait for its end or take another"
+            )
+        seq = make_sequence(
+            request,
+            self.geometry,
+            eos_token_ids=self._eos_token_ids,
+            key=request_key(request.params.seed, self._seed, self._num_requests),
+            num_usable_pages=self._pool.num_usable,
+            detokenizer=self._make_detokenizer(request) if self._make_detokenizer else None,
+        )
+        self._num_requests += 1
+        self._by_id[request.request_id] = seq
+        self._waiting.append(seq)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Ends a request wherever it is; None where it is unknown or over already.
+
+        Its slot and pages are free once the steps in flight have landed.
+        """
+        seq = self._by_id.get(request_id)
+        if seq is None:
+            return None
+        self._finish(seq, FinishReason.ABORT)
+        return seq.output()
+
+    @property
+    def has_unfinished(self) -> bool:
+        """True while a request runs or waits, or a step is in flight."""
+        return bool(self._by_id or self._in_flight)
+
+    def step(self) -> list[RequestOutput]:
+        """Runs the loop once: admits, dispatches, and commits what has landed.
+
+        Returns the requests that a result has changed, finished ones included.
+
+        Raises:
+            RelayError: a row of the relay was used out of turn.
+        """
+        started, waited = time.perf_counter(), self.stats.wait_s
+        num_before = len(self._in_flight)
+        self._admit()
+        if self._prefilling:
+            self._dispatch_prefill()
+        self._dispatch_decode()
+        num_new = len(self._in_flight) - num_before
+        keep = num_new if self._overlap else 0
+        changed: dict[str, Sequence] = {}
+        faults: list[str] = []
+        while len(self._in_flight) > keep:
+            faults += self._land(self._in_flight.popleft(), changed)
+        outputs = [seq.output() for seq in changed.values()]
+        if not self.has_unfinished:
+            self.check_idle()
+        waited = self.stats.wait_s - waited
+        self.stats.host_s += time.perf_counter() - started - waited
+        if faults:
+            raise RelayError("; ".join(faults))
+        return outputs
+
+    def check_idle(self) -> None:
+        """Asserts that an engine without requests owns every slot and page again."""
+        self._pool.check()
+        assert self._pool.num_free == self._pool.num_usable, "pages leak"
+        assert len(self._free_slots) == self.geometry.num_slots, "slots leak"
+        assert self._promised_pages == 0, "promised pages leak"
+        assert not self._page_table.any(), "page table rows outlive their requests"
+        assert not self._in_flight_rows.any(), "rows in flight outlive their steps"
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that no request owns."""
+        return self._pool.num_free
+
+    def _admit(self) -> None:
+        while self._free_slots and may_enter(
+            self._waiting,
+            self.geometry,
+            promised_pages=self._promised_pages,
+            num_usable_pages=self._pool.num_usable,
+        ):
+            seq = self._waiting.popleft()
+            seq.slot = self._free_slots.popleft()
+            self._promised_pages += self.geometry.pages_at_most(seq.max_len)
+            self._published_lens[seq.slot] = seq.prompt_len - 1
+            self._reserve(seq, seq.prompt_len)
+            self._prefilling.append(seq)
+
+    def _reserve(self, seq: Sequence, num_tokens: int) -> None:
+        """Gives the request the pages for `num_tokens` rows of KV."""
+        owned = len(seq.pages)
+        missing = self.geometry.pages_for(num_tokens) - owned
+        if missing > 0:
+            seq.pages += self._pool.allocate(missing)
+            self._page_table[seq.slot, owned : owned + missing] = seq.pages[owned:]
+
+    def _dispatch_prefill(self) -> None:
+        tiles = plan_tiles(self._prefilling, self.geometry)
+        packed = pack_tiles(tiles, self.geometry, self._page_table)
+        entries = {}
+        for row, tile in enumerate(tiles):
+            tile.seq.num_prefilled += tile.num_tokens
+            entries[tile.seq.slot] = Entry(tile.seq, row if tile.is_final else None)
+        self._launch("prefill", packed, list(entries.values()), max_commit=1)
+        self.stats.num_prefill_steps += 1
+        self._prefilling = [seq for seq in self._prefilling if seq.num_prefilled < seq.prompt_len]
+        started = [entry.seq for entry in entries.values() if entry.row is not None]
+        self._running.update({seq.slot: seq for seq in started})
+        self._draft_input = self._draft_input.merge_batch(
+            DraftInput.create([seq.slot for seq in started], [seq.prompt_len for seq in started])
+        )
+
+    def _dispatch_decode(self) -> None:
+        going = self._draft_input.filter_batch(
+            {slot for slot, seq in self._running.items() if self._may_go_on(seq)}
+        )
+        if not len(going):
+            return
+        seqs = [self._running[slot] for slot in going.rows.tolist()]
+        quiet = not (self._waiting or self._prefilling or any(s.needs_host_stop for s in seqs))
+        is_loop = quiet and self.geometry.decode_steps > 1
+        max_commit = self.geometry.max_commit if is_loop else self.geometry.block_size
+        _, upper = resolve_seq_lens_cpu(self._published_lens, self._in_flight_rows, going.rows)
+        going = going.reserve(upper + np.int32(max_commit))
+        for seq, num_tokens in zip(seqs, going.reserved_lens.tolist(), strict=True):
+            self._reserve(seq, num_tokens)
+        packed = pack_decode(going, self.geometry, self._page_table)
+        entries = [Entry(seq, row) for row, seq in enumerate(seqs)]
+        kind = "decode_loop" if is_loop else "decode"
+        self._launch(kind, packed, entries, max_commit=max_commit)
+        self.stats.num_decode_steps += 1
+
+    def _may_go_on(self, seq: Sequence) -> bool:
+        """False for a request that is full once the steps in flight have landed.
+
+        Each of them commits a token at least, or finds that the request has ended.
+        """
+        length = int(self._published_lens[seq.slot])
+        return length + 1 + seq.num_in_flight < seq.max_len
+
+    def _launch(
+        self, kind: str, packed: np.ndarray, entries: list[Entry], *, max_commit: int
+    ) -> None:
+        greedy = all(entry.seq.request.params.greedy for entry in entries)
+        step = getattr(self._steps[greedy], kind)
+        self._state, output = step(self._params, self._state, packed)
+        output.copy_to_host_async()
+        for seq, _ in entries:
+            seq.num_in_flight += 1
+            self._in_flight_rows[seq.slot] += max_commit
+        self._in_flight.append(Dispatch(output, entries, max_commit, kind == "prefill"))
+
+    def _land(self, dispatch: Dispatch, changed: dict[str, Sequence]) -> list[str]:
+        """Reads a result and commits it; returns what was wrong with the relay."""
+        before = time.perf_counter()
+        packed = np.asarray(dispatch.output)
+        now = time.perf_counter()
+        self.stats.wait_s += now - before
+        output = StepOutput.unpack(packed if packed.ndim == 3 else packed[None])
+        faults = []
+        for seq, row in dispatch.entries:
+            seq.num_in_flight -= 1
+            self._in_flight_rows[seq.slot] -= dispatch.max_commit
+            if row is not None:
+                # A request that ended since it was dispatched drops the result.
+                for step in range(len(packed) if packed.ndim == 3 else 1):
+                    if seq.finished:
+                        break
+                    self._commit(seq, output.row(step, row), dispatch.is_prefill, now, faults)
+                    changed[seq.request.request_id] = seq
+            if seq.finished and seq.slot and not seq.num_in_flight:
+                self._release(seq)
+        return faults
+
+    def _commit(
+        self, seq: Sequence, result: StepOutput, is_prefill: bool, now: float, faults: list[str]
+    ) -> None:
+        bits = int(result.errors)
+        if bits:
+            seq.error = describe_errors(seq.slot, bits)
+            if bits & ~NON_FINITE_LOGITS:
+                faults.append(seq.error)
+            self._finish(seq, FinishReason.ERROR)
+            return
+        count = int(result.num_committed)
+        self._published_lens[seq.slot] += count
+        if seq.metrics.first_token_s is None:
+            seq.metrics.first_token_s = now
+        if not is_prefill and count:
+            self._count(seq, int(result.num_accepted), count)
+        commit_tokens(
+            seq,
+            result.tokens[:count].tolist(),
+            finished=bool(result.finished),
+            stop_ids=stop_ids_of(seq.request, self._eos_token_ids),
+        )
+        if seq.finished:
+            self._finish(seq, seq.finish_reason)
+
+    def _count(self, seq: Sequence, num_accepted: int, num_committed: int) -> None:
+        for sums in (self.stats, seq.metrics):
+            sums.num_verifies += 1
+            sums.num_draft_tokens += self.geometry.block_size - 1
+            sums.num_accepted += num_accepted
+            sums.num_committed += num_committed
+        self.stats.accept_lengths[num_accepted + 1] += 1
+        seq.metrics.accept_lengths.append(num_accepted + 1)
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """Ends a request for its caller; slot and pages follow once nothing of it is in flight."""
+        seq.finish_reason = reason
+        seq.metrics.finished_s = time.perf_counter()
+        del self._by_id[seq.request.request_id]
+        if not seq.slot:
+            self._waiting.remove(seq)
+            return
+        if self._running.pop(seq.slot, None) is not None:
+            self._draft_input = self._draft_input.filter_batch(set(self._running))
+        else:
+            self._prefilling = [other for other in self._prefilling if other is not seq]
+        if not seq.num_in_flight:
+            self._release(seq)
+
+    def _release(self, seq: Sequence) -> None:
+        self._pool.release(seq.pages)
+        self._promised_pages -= self.geometry.pages_at_most(seq.max_len)
+        self._page_table[seq.slot] = 0
+        self._free_slots.append(seq.slot)
+        seq.pages, seq.slot = [], 0
+
+
+def pack_decode(plan: DraftInput, geometry: Geometry, page_table: np.ndarray) -> np.ndarray:
+    """The packed array of a decode dispatch, i32[B, 1 + M], padded to its bucket with row 0.
+
+    A new array each time: the device may still read the last one (jax#37830).
+    """
+    size = bucket(len(plan), geometry.batch_buckets)
+    packed = np.zeros((size, 1 + geometry.pages_per_slot), np.int32)
+    packed[: len(plan), 0] = plan.rows
+    packed[: len(plan), 1:] = page_table[plan.rows]
+    return packed

@@ -1,0 +1,91 @@
+"""A request while the engine serves it. Host only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from jaxspec.request import (
+    CompletionOutput,
+    FinishReason,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+)
+
+
+class Detokenizer(Protocol):
+    """Turns token ids into text piece by piece; never hands out half a character."""
+
+    def push(self, token_id: int) -> str:
+        """Adds a token and returns the text that has become certain."""
+
+    def flush(self) -> str:
+        """Returns what is left at the end."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """What the host knows of a request; times and counts live in `metrics`."""
+
+    request: Request
+    max_len: int  # tokens of prompt and output at most
+    limits_row: np.ndarray  # `pack_limits`
+    metrics: RequestMetrics
+    detokenizer: Detokenizer | None = None
+    slot: int = 0  # 0: waits
+    pages: list[int] = field(default_factory=list)
+    num_prefilled: int = 0  # prompt tokens dispatched
+    num_in_flight: int = 0  # dispatches whose result has not landed
+    output_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def finished(self) -> bool:
+        """True once nothing more will be emitted."""
+        return self.finish_reason is not None
+
+    @property
+    def needs_host_stop(self) -> bool:
+        """True where only the host can see the end: stop strings."""
+        return bool(self.request.params.stop)
+
+    def settled_text(self) -> str:
+        """The text that no later token can take back.
+
+        A running request holds back what may be the beginning of a stop string.
+        """
+        stop = self.request.params.stop
+        if self.finished or not stop:
+            return self.text
+        longest = max(len(text) for text in stop) - 1
+        for size in range(min(longest, len(self.text)), 0, -1):
+            tail = self.text[-size:]
+            if any(text.startswith(tail) for text in stop):
+                return self.text[:-size]
+        return self.text
+
+    def output(self) -> RequestOutput:
+        """The request as its caller sees it now."""
+        completion = CompletionOutput(
+            0, self.settled_text(), list(self.output_ids), self.finish_reason, self.stop_reason
+        )
+        return RequestOutput(
+            self.request.request_id,
+            self.request.prompt,
+            self.request.prompt_token_ids,
+            [completion],
+            self.finished,
+            self.metrics,
+            self.error,
+        )

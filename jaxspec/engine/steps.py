@@ -1,0 +1,46 @@
+"""The compiled programs of an engine, and how the host calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxspec.config import Geometry
+from jaxspec.drafters.base import Drafter, ModelParams
+from jaxspec.engine.decode_step import build_decode_loop, build_decode_step, build_split_decode_step
+from jaxspec.engine.prefill_step import build_prefill_step
+from jaxspec.engine.state import EngineState
+from jaxspec.models.base import Target
+
+# (params, DONATED state, packed i32[B, W]) -> (state, packed output)
+Step = Callable[[ModelParams, EngineState, np.ndarray], tuple[EngineState, Any]]
+
+
+class Steps(NamedTuple):
+    """One family of programs, for batches with sampling rows or without; a program a bucket."""
+
+    prefill: Step
+    decode: Step
+    decode_loop: Step | None  # `geometry.decode_steps` at once; None where that is 1
+
+
+def build_steps(
+    geometry: Geometry, target: Target, drafter: Drafter, *, greedy: bool, split: bool = False
+) -> Steps:
+    """Builds the programs; compiling happens at the first call of each shape.
+
+    split: verification and ingest as two programs instead of one.
+    """
+    build = build_split_decode_step if split else build_decode_step
+    loop = None
+    if geometry.decode_steps > 1:
+        loop = build_decode_loop(
+            geometry, target, drafter, num_steps=geometry.decode_steps, greedy=greedy
+        )
+    return Steps(
+        prefill=build_prefill_step(geometry, target, drafter, greedy=greedy),
+        decode=build(geometry, target, drafter, greedy=greedy),
+        decode_loop=loop,
+    )

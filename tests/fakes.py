@@ -1,0 +1,215 @@
+"""A toy target and a toy drafter whose every read of KV shows in what they say.
+
+The target's next token depends on a checksum over all KV that it reads through the page table, so
+a stale, missing or foreign row of KV changes the text. The drafter keeps KV of its own, rebuilds
+the same checksum from it and drafts rightly only while that and its relayed carry agree; so a
+fault of its KV, its carry or its positions shows in the accept lengths.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache.kv_pages import kv_locs_at
+from jaxspec.drafters.base import DraftBlock, DraftContext, Drafter, IngestBatch, ModelParams
+from jaxspec.future_map import token_dtype
+from jaxspec.models.base import KV, Block, Target, TargetOutput
+
+VOCAB = 32
+EOS = 2
+NUM_STATES = 61
+MODULUS = 1 << 20
+
+
+def make_table(seed: int = 0) -> np.ndarray:
+    """Logits of each checksum state, f32[NUM_STATES, V]: multiples of 0.5, no two equal."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.permutation(VOCAB) for _ in range(NUM_STATES)]
+    return np.stack(rows).astype(np.float32) * 0.5
+
+
+def contribution(token: int, position: int) -> int:
+    """What a token adds to the checksum; also with arrays."""
+    return (token + 1) * ((position * 37 + 11) % 1009) + position * 13
+
+
+def checksum(tokens: list[int]) -> int:
+    """Checksum of a sequence from position 0."""
+    return sum(contribution(t, p) for p, t in enumerate(tokens)) % MODULUS
+
+
+def _read_rows(pages: jax.Array, page_table: jax.Array) -> jax.Array:
+    """All rows that a page table names: i32[B, M * G, 2] (token, position)."""
+    batch, width = page_table.shape
+    size = pages.shape[3]
+    rows = pages[page_table][:, :, 0, 0, :, :2]
+    return rows.reshape(batch, width * size, 2).astype(jnp.int32)
+
+
+def _write_rows(pages: jax.Array, kv_locs: jax.Array, rows: jax.Array) -> jax.Array:
+    size = pages.shape[3]
+    flat = kv_locs.reshape(-1)
+    values = rows.reshape(-1, rows.shape[-1]).astype(pages.dtype)
+    return pages.at[flat // size, 0, 0, flat % size].set(values)
+
+
+def _prefix_checksums(rows: jax.Array, lens: jax.Array, num: int) -> jax.Array:
+    """Checksums of rows 0..lens+i for i in 0..num-1, of the stored tokens and positions."""
+    index = jnp.arange(rows.shape[1], dtype=jnp.int32)[None, :]
+    terms = contribution(rows[..., 0], rows[..., 1])
+    # A row that holds another position's KV must not pass for its own.
+    terms = jnp.where(rows[..., 1] == index, terms, terms + 7919)
+    ends = lens[:, None] + jnp.arange(num, dtype=jnp.int32)[None, :]
+    visible = index[:, None, :] <= ends[:, :, None]
+    return jnp.where(visible, terms[:, None, :], 0).sum(-1, dtype=jnp.int32) % MODULUS
+
+
+@functools.cache
+def build_table_target(page_size: int, num_layers: int = 2) -> Target:
+    """A target whose params are a table f32[NUM_STATES, V]; each layer keeps the KV rows."""
+
+    def forward(params: jax.Array, kv: KV, block: Block) -> TargetOutput:
+        stored = jnp.stack([block.token_ids.astype(jnp.int32), block.positions], axis=-1)
+        new_kv, state = [], jnp.zeros(block.positions.shape, jnp.int32)
+        for pages in kv:
+            pages = _write_rows(pages, block.kv_locs, stored)
+            rows = _read_rows(pages, block.page_table)
+            state += _prefix_checksums(rows, block.lens, block.positions.shape[1])
+            new_kv.append(pages)
+        hidden = (state % (MODULUS * num_layers))[..., None].astype(jnp.float32)
+        features = jnp.concatenate([stored.astype(jnp.float32), hidden], axis=-1)
+        return TargetOutput(hidden, features, tuple(new_kv))
+
+    def logits(params: jax.Array, hidden: jax.Array) -> jax.Array:
+        return params[hidden[..., 0].astype(jnp.int32) % NUM_STATES]
+
+    return Target(
+        embed=lambda params, ids: ids[..., None].astype(jnp.float32),
+        forward=forward,
+        logits=logits,
+        init_kv=lambda num_pages: tuple(
+            jnp.zeros((num_pages, 2, 1, page_size, 2), jnp.float32) for _ in range(num_layers)
+        ),
+    )
+
+
+class ScriptedParams(NamedTuple):
+    """accepts: i32[C] how many drafts are right when the bonus token stands at a position.
+
+    table: the target's, from which right drafts follow.
+    """
+
+    accepts: jax.Array
+    table: jax.Array
+
+
+@functools.cache
+def build_scripted_drafter(num_draft_tokens: int, page_size: int, num_layers: int = 2) -> Drafter:
+    """Drafts rightly for as many tokens as `ScriptedParams.accepts` says, then wrongly."""
+
+    def init_state(num_pages: int, num_slots: int, max_len: int) -> tuple:
+        return (jnp.zeros((num_pages, 2, 1, page_size, 2), jnp.float32),)
+
+    def init_carry(num_slots: int) -> dict:
+        return {"checksum": jnp.zeros((num_slots + 1, 1), jnp.int32)}
+
+    def draft(params: ModelParams, state: tuple, context: DraftContext):
+        script: ScriptedParams = params.drafter
+        block = context.block
+        rows = _read_rows(state[0], block.page_table)
+        own = _prefix_checksums(rows, block.lens - 1, 1)[:, 0]
+        intact = own == context.carry["checksum"][:, 0]
+        tokens, total = [block.token_ids[:, 0]], own
+        for i in range(num_draft_tokens):
+            position = block.positions[:, i]
+            total = (total + contribution(tokens[-1].astype(jnp.int32), position)) % MODULUS
+            logits = script.table[(total * num_layers) % NUM_STATES]
+            choice = context.sample(logits[:, None], position[:, None] + 1)[:, 0]
+            tokens.append(choice)
+        ids = jnp.stack(tokens, axis=1)
+        right = jnp.where(intact, script.accepts[block.positions[:, 0]], 0)
+        column = jnp.arange(num_draft_tokens + 1, dtype=jnp.int32)[None, :]
+        wrong = (ids + 1) % VOCAB
+        ids = jnp.where(column <= right[:, None], ids, wrong)
+        count = jnp.full_like(context.rows, num_draft_tokens)
+        return DraftBlock(ids.astype(token_dtype()), count), state
+
+    def ingest(params: ModelParams, state: tuple, batch: IngestBatch):
+        pages = _write_rows(state[0], batch.block.kv_locs, batch.features[..., :2])
+        rows = _read_rows(pages, batch.block.page_table)
+        sums = _prefix_checksums(rows, batch.block.lens, batch.block.positions.shape[1])
+        last = jnp.maximum(batch.num_valid - 1, 0)[:, None]
+        return (pages,), {"checksum": jnp.take_along_axis(sums, last, axis=1)}
+
+    return Drafter(
+        name="scripted",
+        num_draft_tokens=num_draft_tokens,
+        feature_layers=(0,),
+        mask_token_id=0,
+        init_state=init_state,
+        init_carry=init_carry,
+        draft=draft,
+        ingest=ingest,
+    )
+
+
+@functools.cache
+def build_random_drafter(num_draft_tokens: int) -> Drafter:
+    """Drafts arbitrary tokens, sometimes fewer than K."""
+
+    def draft(params: ModelParams, state: tuple, context: DraftContext):
+        positions = context.block.positions
+        ids = (positions * 7919 + context.block.token_ids[:, :1].astype(jnp.int32) * 31) % VOCAB
+        ids = ids.astype(token_dtype()).at[:, 0].set(context.block.token_ids[:, 0])
+        count = positions[:, 0] % (num_draft_tokens + 1)
+        return DraftBlock(ids, count), state
+
+    return Drafter(
+        name="random",
+        num_draft_tokens=num_draft_tokens,
+        feature_layers=(),
+        mask_token_id=0,
+        init_state=lambda num_pages, num_slots, max_len: (),
+        init_carry=lambda num_slots: (),
+        draft=draft,
+        ingest=lambda params, state, batch: (state, ()),
+    )
+
+
+class ByteTokenizer:
+    """A token is a byte: exact, and splits characters of several bytes."""
+
+    def encode(self, text: str) -> list[int]:
+        """Bytes of the text."""
+        return list(text.encode())
+
+    def detokenizer(self) -> ByteDetokenizer:
+        """A new incremental decoder."""
+        return ByteDetokenizer()
+
+
+class ByteDetokenizer:
+    """Holds back the bytes of an unfinished character."""
+
+    def __init__(self):
+        import codecs
+
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """Adds a byte."""
+        return self._decoder.decode(bytes([token_id % 256]))
+
+    def flush(self) -> str:
+        """What is left."""
+        return self._decoder.decode(b"", final=True)
+
+
+def kv_locs_of(page_table, positions, page_size):
+    """Shortcut for tests of the toy models."""
+    return kv_locs_at(page_table, positions, page_size)

@@ -1,0 +1,143 @@
+"""Small engines around the toy models, and runs to their end."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import Geometry
+from jaxspec.drafters.base import Drafter, ModelParams
+from jaxspec.drafters.ngram import build_ngram
+from jaxspec.drafters.none import build_none
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.state import init_state
+from jaxspec.engine.steps import build_steps
+from jaxspec.request import Request, RequestOutput, SamplingParams
+from tests.fakes import (
+    EOS,
+    VOCAB,
+    ScriptedParams,
+    build_random_drafter,
+    build_scripted_drafter,
+    build_table_target,
+    make_table,
+)
+
+CONTEXT = 32
+PAGE = 4
+BLOCK = 8
+
+
+def make_geometry(**changes) -> Geometry:
+    """Context 32, block 8, page 4, two slots: the sizes of the fault table."""
+    block = changes.pop("block_size", BLOCK)
+    steps = changes.pop("decode_steps", 1)
+    slots = changes.pop("num_slots", 2)
+    max_len = changes.pop("max_model_len", CONTEXT)
+    page = changes.pop("page_size", PAGE)
+    per_slot = -(-(max_len + 2 * block * steps) // page)
+    values = dict(
+        vocab_size=VOCAB,
+        num_slots=slots,
+        num_pages=1 + slots * per_slot,
+        page_size=page,
+        pages_per_slot=per_slot,
+        max_model_len=max_len,
+        block_size=block,
+        prefill_tile=4,
+        prefill_buckets=(1, 2, 4, 8),
+        batch_buckets=tuple(1 << i for i in range((slots - 1).bit_length() + 1)),
+        decode_steps=steps,
+        max_stop_ids=4,
+        poison=True,
+    )
+    return Geometry(**{**values, **changes})
+
+
+def drafter_named(name: str, block: int = BLOCK, page: int = PAGE) -> Drafter:
+    """The toy and model-free drafters by name."""
+    match name:
+        case "none":
+            return build_none()
+        case "ngram":
+            return build_ngram(num_draft_tokens=block - 1, ngram_max=3)
+        case "scripted":
+            return build_scripted_drafter(block - 1, page)
+        case "random":
+            return build_random_drafter(block - 1)
+    raise KeyError(name)
+
+
+def make_engine(
+    drafter: str | Drafter = "scripted",
+    *,
+    accepts: list[int] | int = 3,
+    overlap: bool = True,
+    split: bool = False,
+    make_detokenizer=None,
+    table_seed: int = 0,
+    **geometry_changes,
+) -> Engine:
+    """An engine over the table target.
+
+    accepts: how many drafts are right, by position of the bonus token (repeated), or always.
+    """
+    if drafter == "none":
+        geometry_changes.setdefault("block_size", 1)
+    geometry = make_geometry(**geometry_changes)
+    if isinstance(drafter, str):
+        drafter = drafter_named(drafter, geometry.block_size, geometry.page_size)
+    target = build_table_target(geometry.page_size)
+    table = jnp.asarray(make_table(table_seed))
+    pattern = [accepts] if isinstance(accepts, int) else accepts
+    script = np.resize(np.asarray(pattern, np.int32), geometry.max_model_len + 64)
+    params = ModelParams(target=table, drafter=ScriptedParams(jnp.asarray(script), table))
+    steps = {
+        greedy: build_steps(geometry, target, drafter, greedy=greedy, split=split)
+        for greedy in (True, False)
+    }
+    return Engine(
+        geometry,
+        params,
+        init_state(geometry, target, drafter),
+        steps,
+        eos_token_ids=(EOS,),
+        make_detokenizer=make_detokenizer,
+        overlap=overlap,
+    )
+
+
+def request(name: str, prompt: list[int], **params) -> Request:
+    """A request with greedy defaults."""
+    params.setdefault("temperature", 0.0)
+    params.setdefault("max_tokens", 12)
+    return Request(name, tuple(prompt), SamplingParams(**params))
+
+
+def run(engine: Engine, *requests: Request, max_steps: int = 500) -> dict[str, RequestOutput]:
+    """Adds the requests and steps until all are over."""
+    for each in requests:
+        engine.add_request(each)
+    return drain(engine, max_steps)
+
+
+def drain(engine: Engine, max_steps: int = 500) -> dict[str, RequestOutput]:
+    """Steps until the engine has nothing left; the last output of each request."""
+    last: dict[str, RequestOutput] = {}
+    for _ in range(max_steps):
+        if not engine.has_unfinished:
+            return last
+        for output in engine.step():
+            last[output.request_id] = output
+    raise AssertionError(f"the engine is not done after {max_steps} steps")
+
+
+def tokens_of(output: RequestOutput) -> list[int]:
+    """Token ids of a request's completion."""
+    return output.outputs[0].token_ids
+
+
+def block_until_ready(engine: Engine) -> None:
+    """Waits for all device work of an engine."""
+    jax.block_until_ready(engine._state)
