@@ -201,9 +201,9 @@ class ByteDetokenizer:
 
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token_id: int) -> str:
-        """Adds a byte."""
-        return self._decoder.decode(bytes([token_id % 256]))
+    def push(self, token_ids: list[int]) -> str:
+        """Adds bytes."""
+        return self._decoder.decode(bytes(token % 256 for token in token_ids))
 
     def flush(self) -> str:
         """What is left."""

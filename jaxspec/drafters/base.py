@@ -1,20 +1,24 @@
 """What the engine asks of a drafter, and how to add one.
 
 A drafter is a value of pure functions plus a state pytree of its own; the engine holds both and
-looks inside neither. To add one: write `drafters/<name>.py` with a builder that returns a
-`Drafter`, give it one entry in `drafters.DRAFTERS`, and test it in `tests/drafters/`. Nothing in
-the engine changes. `ngram.py` is the shortest complete example.
+looks inside neither. To add one: write `drafters/<name>.py` with a function that takes a
+`DrafterSetup` and returns a `DrafterPlan` whose `build` gives the `Drafter`, enter it in
+`registry.DRAFTERS`, and test it in `tests/drafters/`. Nothing in the engine changes. `ngram.py`
+is the shortest complete example.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 
-from jaxspec.models.base import Block
+from jaxspec.config import EngineConfig, Kernels
+from jaxspec.models.base import Block, Target
+from jaxspec.models.config import ModelConfig
 
 Params = Any  # the drafter's own weights
 State = Any  # the drafter's own KV or history, donated with the engine's state
@@ -93,3 +97,27 @@ class Drafter(NamedTuple):
     def block_size(self) -> int:
         """N = K + 1: the bonus token and the drafts."""
         return self.num_draft_tokens + 1
+
+
+class DrafterSetup(NamedTuple):
+    """What is known when a drafter is chosen: before the target is built."""
+
+    config: EngineConfig
+    target: ModelConfig
+    dtype: str  # "float32" | "bfloat16" | "float16", as the target's
+    checkpoint: Path | None  # folder of the drafter's checkpoint, where it has one
+
+
+class DrafterPlan(NamedTuple):
+    """A chosen drafter: its weights, what it needs of the target, and how to build it.
+
+    kv_bytes_per_token: of its own KV, all layers. kernel_shapes: op -> static sizes of its calls,
+    for the choice of kernels. build: (target, page_size, kernels) -> Drafter.
+    """
+
+    params: Any
+    feature_layers: tuple[int, ...]
+    block_size: int
+    kv_bytes_per_token: int
+    kernel_shapes: dict[str, dict[str, int]]
+    build: Callable[[Target, int, Kernels], Drafter]

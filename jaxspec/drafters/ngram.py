@@ -12,8 +12,30 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafters.base import DraftBlock, DraftContext, Drafter, IngestBatch, ModelParams
+from jaxspec.config import Kernels
+from jaxspec.drafters.base import (
+    DraftBlock,
+    DraftContext,
+    Drafter,
+    DrafterPlan,
+    DrafterSetup,
+    IngestBatch,
+    ModelParams,
+)
 from jaxspec.future_map import token_dtype
+from jaxspec.models.base import Target
+
+DEFAULT_BLOCK_SIZE = 8
+
+
+def plan_ngram(setup: DrafterSetup) -> DrafterPlan:
+    """Takes the block size and the longest n-gram from the engine's settings."""
+    block_size = setup.config.block_size or DEFAULT_BLOCK_SIZE
+
+    def build(target: Target, page_size: int, kernels: Kernels) -> Drafter:
+        return build_ngram(num_draft_tokens=block_size - 1, ngram_max=setup.config.ngram_max)
+
+    return DrafterPlan((), (), block_size, 0, {}, build)
 
 
 @flax.struct.dataclass

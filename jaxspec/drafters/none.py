@@ -6,7 +6,20 @@ import functools
 
 import jax.numpy as jnp
 
-from jaxspec.drafters.base import DraftBlock, DraftContext, Drafter, IngestBatch, ModelParams
+from jaxspec.drafters.base import (
+    DraftBlock,
+    DraftContext,
+    Drafter,
+    DrafterPlan,
+    DrafterSetup,
+    IngestBatch,
+    ModelParams,
+)
+
+
+def plan_none(setup: DrafterSetup) -> DrafterPlan:
+    """Plain decoding needs nothing."""
+    return DrafterPlan((), (), 1, 0, {}, lambda target, page_size, kernels: build_none())
 
 
 @functools.lru_cache(maxsize=1)

@@ -17,8 +17,8 @@ def commit_tokens(seq: Sequence, tokens: list[int], *, finished: bool, stop_ids:
     for token in tokens:
         seq.output_ids.append(token)
         if seq.detokenizer is not None:
-            hides_token = token in stop_ids
-            seq.text += "" if hides_token else seq.detokenizer.push(token)
+            if token not in stop_ids:
+                seq.text += seq.detokenizer.push([token])
             if seq.needs_host_stop and _end_at_stop_string(seq):
                 return
     if not finished:

@@ -183,6 +183,11 @@ class Engine:
             raise RelayError("; ".join(faults))
         return outputs
 
+    def run_idle(self, kind: str, packed: np.ndarray, *, greedy: bool) -> None:
+        """Runs a program on padding rows alone and waits for it; requests are not touched."""
+        self._state, output = getattr(self._steps[greedy], kind)(self._params, self._state, packed)
+        jax.block_until_ready(output)
+
     def check_idle(self) -> None:
         """Asserts that an engine without requests owns every slot and page again."""
         self._pool.check()

@@ -19,8 +19,8 @@ from jaxspec.request import (
 class Detokenizer(Protocol):
     """Turns token ids into text piece by piece; never hands out half a character."""
 
-    def push(self, token_id: int) -> str:
-        """Adds a token and returns the text that has become certain."""
+    def push(self, token_ids: list[int]) -> str:
+        """Adds tokens and returns the text that has become certain."""
 
     def flush(self) -> str:
         """Returns what is left at the end."""

@@ -1,0 +1,42 @@
+"""Which drafters there are, and which one a setting means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxspec.config import EngineConfig
+from jaxspec.drafters.base import DrafterPlan, DrafterSetup
+from jaxspec.drafters.dflash import plan_dflash
+from jaxspec.drafters.ngram import plan_ngram
+from jaxspec.drafters.none import plan_none
+from jaxspec.models.config import ModelConfig
+from jaxspec.weights.files import Progress, no_progress
+from jaxspec.weights.hub import find_drafter
+from jaxspec.weights.load import detect_drafter
+
+DRAFTERS: dict[str, Callable[[DrafterSetup], DrafterPlan]] = {
+    "none": plan_none,
+    "ngram": plan_ngram,
+    "dflash": plan_dflash,
+}
+MODEL_FREE = ("none", "ngram")  # named by themselves; the others by their checkpoint
+
+
+def plan_drafter(
+    config: EngineConfig, target: ModelConfig, dtype: str, *, progress: Progress = no_progress
+) -> tuple[str, DrafterPlan, str]:
+    """Chooses the drafter that the settings mean: (name, plan, reason).
+
+    Raises:
+        ModelFileError: the checkpoint is missing, unsupported or unfit for the target.
+    """
+    if config.drafter == "auto":
+        reason = f"auto: no drafter is shipped for {config.model}"
+        return "none", plan_none(DrafterSetup(config, target, dtype, None)), reason
+    checkpoint: Path | None = None
+    name = config.drafter
+    if name not in MODEL_FREE:
+        checkpoint = find_drafter(config.drafter, progress=progress)
+        name = detect_drafter(checkpoint)
+    return name, DRAFTERS[name](DrafterSetup(config, target, dtype, checkpoint)), "asked for"

@@ -1,0 +1,192 @@
+"""From what the user says to an engine: files, kernels, sizes, weights, programs, in that order.
+
+Every choice is made here, once, and reported with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.config import ConfigError, DeviceFacts, EngineConfig, Geometry, Kernels, resolve
+from jaxspec.drafters.base import DrafterPlan, ModelParams
+from jaxspec.drafters.registry import plan_drafter
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.sequence import Detokenizer
+from jaxspec.engine.state import init_state
+from jaxspec.engine.steps import build_steps
+from jaxspec.models import build_target
+from jaxspec.models.config import ModelConfig
+from jaxspec.request import Request
+from jaxspec.tokenizer import Tokenizer, load_tokenizer
+from jaxspec.weights.checkpoint import open_checkpoint
+from jaxspec.weights.files import Progress, no_progress
+from jaxspec.weights.hub import find_model
+from jaxspec.weights.load import load_target
+from kernels_pallas.dispatch import Choice, Device, pick
+
+_MIN_GPU_JAX = (0, 11, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A ready engine and how it came about.
+
+    choices: (what, value, reason) of everything that was decided.
+    lossless: False only with `force_accept`.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer | None
+    geometry: Geometry
+    model_config: ModelConfig
+    drafter_name: str
+    choices: tuple[tuple[str, str, str], ...]
+    lossless: bool
+
+
+def assemble(
+    config: EngineConfig, *, cache_dir: Path, on_progress: Progress = no_progress
+) -> Assembled:
+    """Loads the model and drafter and builds the engine; compiles nothing yet.
+
+    cache_dir: keeps models that come from a package index.
+
+    Raises:
+        ConfigError, ModelFileError, UnsupportedKernel: what cannot be met, and the remedy.
+    """
+    device = Device.current()
+    refuse_old_gpu_jax(device.platform, jax.__version_info__)
+    files = find_model(
+        config.model, cache_dir=cache_dir, revision=config.revision, progress=on_progress
+    )
+    checkpoint = open_checkpoint(files)
+    model = checkpoint.config
+    dtype, dtype_reason = choose_dtype(config.dtype, device)
+    drafter_name, plan, drafter_reason = plan_drafter(config, model, dtype, progress=on_progress)
+    kernels, kernel_choices = choose_kernels(config.kernels, device, model, plan)
+    tokenizer = load_tokenizer(checkpoint.tokenizer_source, name=checkpoint.name)
+    params = ModelParams(
+        target=load_target(checkpoint, dtype, progress=on_progress), drafter=plan.params
+    )
+    itemsize = jnp.dtype(dtype).itemsize
+    kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * itemsize
+    geometry = resolve(
+        config,
+        vocab_size=model.vocab_size,
+        model_max_len=model.max_position_embeddings,
+        block_size=plan.block_size,
+        kv_bytes_per_token=kv_bytes + plan.kv_bytes_per_token,
+        weight_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
+        dtype=dtype,
+        kernels=kernels,
+        device=DeviceFacts(device.platform, _memory_bytes()),
+    )
+    target = build_target(
+        model,
+        feature_layers=plan.feature_layers,
+        page_size=geometry.page_size,
+        dtype=jnp.dtype(dtype),
+        kernels=kernels,
+    )
+    drafter = plan.build(target, geometry.page_size, kernels)
+    engine = Engine(
+        geometry,
+        params,
+        init_state(geometry, target, drafter),
+        {greedy: build_steps(geometry, target, drafter, greedy=greedy) for greedy in (True, False)},
+        eos_token_ids=model.eos_token_ids,
+        make_detokenizer=_detokenizers(tokenizer),
+        overlap=config.overlap,
+        seed=config.seed,
+    )
+    choices = (
+        ("model", checkpoint.name, str(checkpoint.path)),
+        ("device", device.kind, f"jax {jax.__version__}"),
+        ("dtype", dtype, dtype_reason),
+        ("drafter", drafter_name, drafter_reason),
+        *((op, choice.name, choice.reason) for op, choice in kernel_choices.items()),
+        *_sizes(geometry, kv_bytes + plan.kv_bytes_per_token),
+    )
+    return Assembled(
+        engine,
+        tokenizer,
+        geometry,
+        model,
+        drafter_name,
+        choices,
+        lossless=config.force_accept is None,
+    )
+
+
+def refuse_old_gpu_jax(platform: str, version: tuple[int, ...]) -> None:
+    """Raises ConfigError for a jax that miscompiles rotary embeddings on GPUs (jax#40588)."""
+    if platform == "gpu" and version < _MIN_GPU_JAX:
+        have, need = (".".join(map(str, v)) for v in (version, _MIN_GPU_JAX))
+        raise ConfigError(
+            f"jax {have} miscompiles nested concatenates on GPUs; install jax {need} or later "
+            "(pip install 'jaxspec[gpu]' on Python 3.12)"
+        )
+
+
+def choose_dtype(wanted: str, device: Device) -> tuple[str, str]:
+    """The dtype of weights and KV, and why."""
+    if wanted != "auto":
+        return wanted, "asked for"
+    if device.platform != "gpu":
+        return "float32", "auto: CPUs compute in float32"
+    if device.compute_capability is not None and device.compute_capability < (8, 0):
+        return "float16", f"auto: {device.kind} has no bfloat16"
+    return "bfloat16", "auto: GPUs read half the bytes"
+
+
+def choose_kernels(
+    wanted: str, device: Device, model: ModelConfig, plan: DrafterPlan
+) -> tuple[Kernels, dict[str, Choice]]:
+    """Picks the implementation of each op for the shapes in use, and says why."""
+    shapes = {
+        "paged_attention": {"head_dim": model.head_dim},
+        "kv_write": {"head_dim": model.head_dim},
+    }
+    choices: dict[str, Choice] = {}
+    for op in Kernels.__dataclass_fields__:
+        each = [shapes.get(op, {}), plan.kernel_shapes.get(op, {})]
+        picked = [pick(op, requested=wanted, device=device, **sizes) for sizes in each]
+        # One implementation serves target and drafter: the plainer of the two choices.
+        choices[op] = next((c for c in picked if c.name == "xla"), picked[0])
+    return Kernels(**{op: choice.name for op, choice in choices.items()}), choices
+
+
+def _memory_bytes() -> int | None:
+    stats: Callable[[], dict | None] = jax.devices()[0].memory_stats
+    return (stats() or {}).get("bytes_limit")
+
+
+def _detokenizers(tokenizer: Tokenizer) -> Callable[[Request], Detokenizer]:
+    def make(request: Request) -> Detokenizer:
+        return tokenizer.detokenizer(skip_special_tokens=request.params.skip_special_tokens)
+
+    return make
+
+
+def _sizes(geometry: Geometry, kv_bytes_per_token: int) -> tuple[tuple[str, str, str], ...]:
+    tokens = (geometry.num_pages - 1) * geometry.page_size
+    gigabytes = tokens * kv_bytes_per_token / 1e9
+    return (
+        (
+            "kv pool",
+            f"{geometry.num_pages - 1} pages of {geometry.page_size} tokens",
+            f"{tokens} tokens, {gigabytes:.2f} GB",
+        ),
+        ("max_model_len", str(geometry.max_model_len), f"{geometry.num_slots} requests at once"),
+        ("block_size", str(geometry.block_size), "tokens a verify step takes"),
+        (
+            "buckets",
+            f"decode {geometry.batch_buckets}",
+            f"prefill {geometry.prefill_buckets} tiles of {geometry.prefill_tile}",
+        ),
+    )
