@@ -1,0 +1,95 @@
+"""Renders a model's chat template, which is untrusted code, in jinja2's sandbox. Host only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class _GenerationTag(Extension):
+    """Reads `{% generation %}`, which marks the model's own text for training, as nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A compiled template with the helpers that Hugging Face templates rely on."""
+
+    def __init__(self, source: str, *, name: str) -> None:
+        """Compiles the template.
+
+        Args:
+            source: jinja2.
+            name: of the model, for messages.
+
+        Raises:
+            ValueError: the source is not valid jinja2.
+        """
+        self._name = name
+        # Settings and helpers are those of transformers' apply_chat_template.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(
+                f"the chat template of {name} is not valid jinja2 (line {error.lineno}: "
+                f"{error.message}); replace it or prompt with plain text."
+            ) from None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """Renders a conversation.
+
+        Args:
+            messages: the turns, {"role": ..., "content": ...}.
+            variables: everything else that the template may read.
+
+        Raises:
+            ValueError: the template refuses the messages, or cannot read them.
+        """
+        try:
+            return self._template.render(
+                messages=list(messages), **{"tools": None, "documents": None, **variables}
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"the chat template of {self._name} refuses the messages ({error}); each needs a "
+                "role that the model knows and its content, in the order the model expects."
+            ) from None
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes for HTML.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
