@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -78,9 +77,10 @@ def launch(
     """
     batch = rows.shape[0]
     leaves, structure = jax.tree.flatten(carry)
-    flat = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in leaves]
+    # A leaf without elements has nothing to copy, and no kernel takes it.
+    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves if leaf.size]
     widest = max((leaf.shape[1] for leaf in flat), default=1)
-    tile = min(pl.next_power_of_2(max(widest, 1)), CARRY_TILE)
+    tile = min(pl.next_power_of_2(widest), CARRY_TILE)
     i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     relay = (output_tokens, seq_lens) if poison else ()
     tokens, lens, errors, carried, relay, then_results = pl.pallas_call(
@@ -88,7 +88,7 @@ def launch(
             _kernel, vocab_size=vocab_size, tile=tile, then=then or (lambda *_: None)
         ),
         name=name,
-        grid=(batch, max(1, -(-widest // tile))),
+        grid=(batch, pl.cdiv(widest, tile)),
         out_shape=(
             jax.ShapeDtypeStruct((batch,), output_tokens.dtype),
             i32((batch,)),
@@ -101,8 +101,11 @@ def launch(
         compiler_params=pltriton.CompilerParams(num_warps=1 if tile <= 256 else 4, num_stages=1),
         interpret=interpret,
     )(output_tokens, seq_lens, rows, flat, then_inputs)
+    copies = iter(carried)
+    shapes = [((batch, *leaf.shape[1:]), leaf) for leaf in leaves]
     carried = [
-        out.reshape(batch, *leaf.shape[1:]) for out, leaf in zip(carried, leaves, strict=True)
+        next(copies).reshape(shape) if leaf.size else jnp.zeros(shape, leaf.dtype)
+        for shape, leaf in shapes
     ]
     resolved = ResolvedFuture(
         tokens=tokens,
