@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import functools
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from jaxspec.drafters.base import DraftBlock, DraftContext, Drafter, IngestBatch, ModelParams
 from jaxspec.drafters.dflash_config import DFlashConfig
+from jaxspec.drafters.dflash_params import DFlashParams
 from jaxspec.models.base import KV, Kernels, Target
 from jaxspec.models.layers import (
-    LayerParams,
     LayerSpec,
     decoder_layer,
     linear,
@@ -25,20 +24,6 @@ from jaxspec.models.layers import (
     rope_inv_freq,
 )
 from kernels_pallas.kv_write_context import kv_write_context
-
-
-@flax.struct.dataclass
-class DFlashParams:
-    """A DFlash drafter's own weights: no embedding and no head, those are the target's."""
-
-    fc: jax.Array  # [E, F * E_target]
-    hidden_norm: jax.Array  # [E] norm of the context stream
-    norm: jax.Array  # [E] norm before the head
-    input_norms: jax.Array  # [L, E]
-    post_norms: jax.Array  # [L, E]
-    q_norms: jax.Array  # [L, D]
-    k_norms: jax.Array  # [L, D]
-    layers: tuple[LayerParams, ...]
 
 
 @functools.lru_cache(maxsize=64)
