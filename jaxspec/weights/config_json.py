@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jaxspec.models.config import Json, ModelConfig, RopeScaling
 from jaxspec.weights.files import ModelFileError
@@ -82,7 +82,8 @@ def parse_model_config(config: Json, generation: Json, *, file: Path) -> ModelCo
         ) from None
     except (TypeError, ValueError) as error:
         raise ModelFileError(file, str(error), "the config is not one jaxspec can run") from None
-    return check_sizes(model, file)
+    check_model(model, file)
+    return model
 
 
 def parse_llama(d: Json, generation: Json) -> ModelConfig:
@@ -174,6 +175,8 @@ def parse_rope(d: Json, *, default_theta: float | None) -> tuple[float, RopeScal
     """
     # transformers 5 moved both into one dictionary; a flat key beside it repeats the same value.
     rope = d.get("rope_parameters") or d.get("rope_scaling") or {}
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise ValueError("rope_parameters differ between kinds of layers, which is not supported")
     source = {**d, **rope}
     theta = number(source, "rope_theta", default_theta)
     if (partial := source.get("partial_rotary_factor", 1.0)) != 1.0:  # absent: all of the head
@@ -223,29 +226,48 @@ def refuse_quantization(config: Json, file: Path) -> None:
             )
 
 
-def check_sizes(model: ModelConfig, file: Path) -> ModelConfig:
-    """Returns a config whose sizes are possible.
+class Sizes(Protocol):
+    """The sizes that a target's config and a drafter's have in common."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+
+
+def check_sizes(sizes: Sizes, file: Path) -> None:
+    """Holds sizes against what is possible at all.
 
     Raises:
         ModelFileError: a size below one, heads that do not group, or an odd head size.
     """
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
-    sizes += ("num_kv_heads", "head_dim", "max_position_embeddings")
-    values = {name: getattr(model, name) for name in sizes}
     fetch_again = "the config is corrupt, fetch it again"
-    for name, value in values.items():
-        if value < 1:
+    for name in Sizes.__annotations__:
+        if (value := getattr(sizes, name)) < 1:
             raise ModelFileError(file, f"{name} is {value}, below 1", fetch_again)
-    if model.num_heads % model.num_kv_heads:
+    if sizes.num_heads % sizes.num_kv_heads:
         raise ModelFileError(
             file,
-            f"{model.num_heads} query heads do not divide into {model.num_kv_heads} KV heads",
+            f"{sizes.num_heads} query heads do not divide into {sizes.num_kv_heads} KV heads",
             fetch_again,
         )
-    if model.head_dim % 2:
+    if sizes.head_dim % 2:
         raise ModelFileError(
-            file, f"head_dim is {model.head_dim}, rotary embedding needs it even", fetch_again
+            file, f"head_dim is {sizes.head_dim}, rotary embedding needs it even", fetch_again
         )
+
+
+def check_model(model: ModelConfig, file: Path) -> None:
+    """Holds a language model's config against what is possible.
+
+    Raises:
+        ModelFileError: as `check_sizes`, or a stop id outside the vocabulary.
+    """
+    check_sizes(model, file)
     for token in model.eos_token_ids:
         if not 0 <= token < model.vocab_size:
             raise ModelFileError(
@@ -253,7 +275,6 @@ def check_sizes(model: ModelConfig, file: Path) -> ModelConfig:
                 f"stop id {token} is outside the vocabulary of {model.vocab_size}",
                 "correct eos_token_id here or in generation_config.json",
             )
-    return model
 
 
 def merge_token_ids(*values: int | list[int] | None) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ def open_gguf(path: Path) -> GgufFile:
             metadata[key] = cursor.value(cursor.u32())
         entries = [_tensor_entry(cursor) for _ in range(num_tensors)]
         header_size = cursor.position
-    if metadata.get("split.count", 1) > 1:
+    if metadata.get("split.count", 1) not in (0, 1):
         raise ModelFileError(
             path,
             f"is one of {metadata['split.count']} parts of a split GGUF",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.models.config import ModelConfig, RopeScaling
-from jaxspec.weights.config_json import check_sizes, merge_token_ids
+from jaxspec.weights.config_json import check_model, merge_token_ids
 from jaxspec.weights.files import ModelFileError
 from jaxspec.weights.gguf import GgufFile
 from jaxspec.weights.mapping import GGUF_NAMES, TensorNames
@@ -31,7 +31,7 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
     """
     meta = file.metadata
     architecture = meta.get("general.architecture")
-    if architecture not in INTERLEAVED:
+    if not isinstance(architecture, str) or architecture not in INTERLEAVED:
         raise ModelFileError(
             file.path,
             f"GGUF architecture {architecture!r} is not supported",
@@ -54,7 +54,8 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
         ) from None
     except (TypeError, ValueError) as error:
         raise ModelFileError(file.path, str(error), "the metadata is corrupt") from None
-    return check_sizes(config, file.path)
+    check_model(config, file.path)
+    return config
 
 
 def _parse(file: GgufFile, meta: dict[str, Any], architecture: str) -> ModelConfig:

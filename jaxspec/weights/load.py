@@ -6,15 +6,24 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import jax
 import ml_dtypes
 import numpy as np
 
+from jaxspec.drafters.dflash_config import DFlashConfig
+from jaxspec.drafters.dflash_params import DFlashParams
+from jaxspec.models.config import ModelConfig
 from jaxspec.models.layers import LayerParams, TargetParams
 from jaxspec.weights.checkpoint import Checkpoint
+from jaxspec.weights.drafter_json import TokenId, detect_drafter, read_dflash_config
 from jaxspec.weights.files import ModelFileError, Progress, StoredTensor, no_progress
-from jaxspec.weights.mapping import Group, check, target_groups
+from jaxspec.weights.hub import weight_files
+from jaxspec.weights.mapping import HF_NAMES, Group, check, dflash_groups, target_groups
+from jaxspec.weights.safetensors import open_safetensors
+
+__all__ = ["DTYPES", "detect_drafter", "dtype_of", "load_dflash", "load_target"]
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +33,12 @@ DTYPES = {
     "float16": np.dtype(np.float16),
 }
 Put = Callable[[np.ndarray], jax.Array]  # host buffer -> device array
+DRAFTER_VOCABULARY = {  # tensors that make a drafter one with a vocabulary of its own
+    "lm_head.weight": "an output head",
+    "embed_tokens.weight": "an embedding",
+    "d2t": "a map from its vocabulary to the target's",
+    "t2d": "a map from the target's vocabulary to its own",
+}
 _ALIGNMENT = 64  # jax on CPU takes over host memory so aligned, and copies any other
 
 
@@ -59,6 +74,54 @@ def load_target(
             progress=progress,
         )
     )
+
+
+def load_dflash(
+    folder: Path,
+    target: ModelConfig,
+    dtype: str,
+    *,
+    token_id: TokenId | None = None,
+    put: Put = jax.device_put,
+    progress: Progress = no_progress,
+) -> tuple[DFlashConfig, DFlashParams]:
+    """Loads a DFlash drafter for a target.
+
+    Args:
+        folder: the checkpoint.
+        target: the model that it is to draft for.
+        dtype: as the target's.
+        token_id: the target's tokenizer, for checkpoints that name the mask token by its text.
+        put: as in `load_target`.
+        progress: as in `load_target`.
+
+    Raises:
+        ModelFileError: a config that does not fit the target, or tensors that do not fit the
+            config; a drafter with an output head of its own is refused, since the target's would
+            silently take its place.
+        ValueError: an unknown dtype.
+    """
+    config = read_dflash_config(folder, target, token_id=token_id)
+    tensors = open_safetensors(weight_files(folder))
+    prefix = "model." if "model.fc.weight" in tensors else ""
+    for name, meaning in DRAFTER_VOCABULARY.items():
+        for spelled in (name, prefix + name):
+            if spelled in tensors:
+                raise ModelFileError(
+                    folder,
+                    f"has {spelled} {tensors[spelled].shape}, {meaning}, while DFlash drafts "
+                    f"with the target's embedding and head of {target.vocab_size} rows",
+                    "use a drafter without it",
+                )
+    groups = dflash_groups(
+        config,
+        num_features=len(config.target_layer_ids),
+        target_width=config.target_hidden_size,
+        prefix=prefix,
+    )
+    check(groups, tensors, ignored=HF_NAMES.ignored, source=folder)
+    arrays = _load(groups, tensors, dtype_of(dtype), put=put, progress=progress)
+    return config, DFlashParams(**arrays)
 
 
 def dtype_of(name: str) -> np.dtype:
