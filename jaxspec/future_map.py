@@ -6,6 +6,7 @@ lies in one immutable `FutureMap`, a row a request, for every drafting algorithm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -176,7 +177,14 @@ class FutureMap:
 
 
 class RelayError(RuntimeError):
-    """The relay of a request was read or written out of turn: a fault of the engine."""
+    """The relay of a request was read or written out of turn: a fault of the engine.
+
+    outputs: what the step has changed all the same, the faulty requests with their errors.
+    """
+
+    def __init__(self, message: str, outputs: Sequence[Any] = ()):
+        super().__init__(message)
+        self.outputs = outputs
 
 
 def describe_errors(slot: int, bits: int) -> str:

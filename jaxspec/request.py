@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 DEFAULT_MAX_TOKENS = 16
 MAX_SEED = 2**64 - 1
@@ -20,6 +21,10 @@ _NEUTRAL_ONLY = {
     "prompt_logprobs": None,
     "bad_words": None,
 }
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
 
 
 class RequestError(ValueError):
@@ -42,19 +47,22 @@ class SamplingParams:
     Raises:
         RequestError: a value is out of range, contradicts another, or names a feature that is
             not supported; nothing is ignored.
+
+    Fields without a help text are accepted at their default only. max_tokens None: up to the
+    context length.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0  # 0 or -1: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = DEFAULT_MAX_TOKENS  # None: up to the context length
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    temperature: float = _option(1.0, "0 takes the likeliest token, higher varies more")
+    top_k: int = _option(0, "sample among the k likeliest tokens only; 0 or -1: off")
+    top_p: float = _option(1.0, "sample among the likeliest tokens of this probability in all")
+    min_p: float = _option(0.0, "drop tokens below this share of the likeliest one's probability")
+    seed: int | None = _option(None, "the same seed gives the same text, whatever the drafter")
+    max_tokens: int | None = _option(DEFAULT_MAX_TOKENS, "tokens to generate at most")
+    stop: tuple[str, ...] = _option((), "text that ends the answer")
+    stop_token_ids: tuple[int, ...] = _option((), "token id that ends the answer")
+    ignore_eos: bool = _option(False, "go on after the model's own end")
+    include_stop_str_in_output: bool = _option(False, "keep the stop text in the answer")
+    skip_special_tokens: bool = _option(True, "leave control tokens out of the text")
     n: int = 1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

@@ -8,22 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ConfigError, DeviceFacts, EngineConfig, Geometry, Kernels, resolve
-from jaxspec.drafters.base import DrafterPlan, ModelParams
+from jaxspec.drafters.base import Drafter, DrafterPlan, ModelParams
 from jaxspec.drafters.registry import plan_drafter
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.sequence import Detokenizer
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import build_steps
-from jaxspec.models import build_target
+from jaxspec.models import Target, build_target
 from jaxspec.models.config import ModelConfig
 from jaxspec.request import Request
 from jaxspec.tokenizer import Tokenizer, load_tokenizer
-from jaxspec.weights.checkpoint import open_checkpoint
+from jaxspec.weights.checkpoint import Checkpoint, open_checkpoint
 from jaxspec.weights.files import Progress, no_progress
 from jaxspec.weights.hub import find_model
 from jaxspec.weights.load import load_target
@@ -38,6 +39,7 @@ class Assembled:
 
     choices: (what, value, reason) of everything that was decided.
     lossless: False only with `force_accept`.
+    target, drafter, params: what the engine was built from, for benchmarks.
     """
 
     engine: Engine
@@ -47,29 +49,58 @@ class Assembled:
     drafter_name: str
     choices: tuple[tuple[str, str, str], ...]
     lossless: bool
+    target: Target
+    drafter: Drafter
+    params: ModelParams
+
+
+class OpenedModel(NamedTuple):
+    """A model whose headers and tokenizer are read, but no weights yet."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+
+
+def open_model(
+    config: EngineConfig, *, cache_dir: Path, on_progress: Progress = no_progress
+) -> OpenedModel:
+    """Finds or fetches the model that `config` names.
+
+    Raises:
+        ModelFileError: there is no such model, or jaxspec cannot use it.
+    """
+    files = find_model(
+        config.model, cache_dir=cache_dir, revision=config.revision, progress=on_progress
+    )
+    checkpoint = open_checkpoint(files)
+    return OpenedModel(
+        checkpoint, load_tokenizer(checkpoint.tokenizer_source, name=checkpoint.name)
+    )
 
 
 def assemble(
-    config: EngineConfig, *, cache_dir: Path, on_progress: Progress = no_progress
+    config: EngineConfig,
+    *,
+    cache_dir: Path,
+    on_progress: Progress = no_progress,
+    opened: OpenedModel | None = None,
 ) -> Assembled:
     """Loads the model and drafter and builds the engine; compiles nothing yet.
 
-    cache_dir: keeps models that come from a package index.
+    cache_dir: keeps models that come from a package index. opened: the model that `config` names,
+    where it is open already.
 
     Raises:
         ConfigError, ModelFileError, UnsupportedKernel: what cannot be met, and the remedy.
     """
     device = Device.current()
     refuse_old_gpu_jax(device.platform, jax.__version_info__)
-    files = find_model(
-        config.model, cache_dir=cache_dir, revision=config.revision, progress=on_progress
-    )
-    checkpoint = open_checkpoint(files)
+    opened = opened or open_model(config, cache_dir=cache_dir, on_progress=on_progress)
+    checkpoint, tokenizer = opened
     model = checkpoint.config
     dtype, dtype_reason = choose_dtype(config.dtype, device)
     drafter_name, plan, drafter_reason = plan_drafter(config, model, dtype, progress=on_progress)
     kernels, kernel_choices = choose_kernels(config.kernels, device, model, plan)
-    tokenizer = load_tokenizer(checkpoint.tokenizer_source, name=checkpoint.name)
     params = ModelParams(
         target=load_target(checkpoint, dtype, progress=on_progress), drafter=plan.params
     )
@@ -120,6 +151,9 @@ def assemble(
         drafter_name,
         choices,
         lossless=config.force_accept is None,
+        target=target,
+        drafter=drafter,
+        params=params,
     )
 
 

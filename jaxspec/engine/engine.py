@@ -160,7 +160,7 @@ class Engine:
         Returns the requests that a result has changed, finished ones included.
 
         Raises:
-            RelayError: a row of the relay was used out of turn.
+            RelayError: a row of the relay was used out of turn; holds what would be returned.
         """
         started, waited = time.perf_counter(), self.stats.wait_s
         num_before = len(self._in_flight)
@@ -180,7 +180,7 @@ class Engine:
         waited = self.stats.wait_s - waited
         self.stats.host_s += time.perf_counter() - started - waited
         if faults:
-            raise RelayError("; ".join(faults))
+            raise RelayError("; ".join(faults), outputs)
         return outputs
 
     def run_idle(self, kind: str, packed: np.ndarray, *, greedy: bool) -> None:
