@@ -124,14 +124,17 @@ def build_scripted_drafter(num_draft_tokens: int, page_size: int, num_layers: in
         rows = _read_rows(state[0], block.page_table)
         own = _prefix_checksums(rows, block.lens - 1, 1)[:, 0]
         intact = own == context.carry["checksum"][:, 0]
-        tokens, total = [block.token_ids[:, 0]], own
-        for i in range(num_draft_tokens):
-            position = block.positions[:, i]
-            total = (total + contribution(tokens[-1].astype(jnp.int32), position)) % MODULUS
+
+        def next_draft(carry, position):
+            token, total = carry
+            total = (total + contribution(token.astype(jnp.int32), position)) % MODULUS
             logits = script.table[(total * num_layers) % NUM_STATES]
             choice = context.sample(logits[:, None], position[:, None] + 1)[:, 0]
-            tokens.append(choice)
-        ids = jnp.stack(tokens, axis=1)
+            return (choice, total), choice
+
+        bonus = block.token_ids[:, 0]
+        _, drafts = jax.lax.scan(next_draft, (bonus, own), block.positions.T[:num_draft_tokens])
+        ids = jnp.concatenate([bonus[:, None], drafts.T], axis=1)
         right = jnp.where(intact, script.accepts[block.positions[:, 0]], 0)
         column = jnp.arange(num_draft_tokens + 1, dtype=jnp.int32)[None, :]
         wrong = (ids + 1) % VOCAB

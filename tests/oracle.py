@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,6 +12,9 @@ from jaxspec.engine.admission import request_key
 from jaxspec.request import SamplingParams
 from jaxspec.sampling import SamplingRows, sample_tokens
 from tests.fakes import EOS, MODULUS, NUM_STATES, checksum, make_table
+
+
+_sample = jax.jit(sample_tokens)
 
 
 class Expected(list):
@@ -38,7 +42,7 @@ def next_token(tokens: list[int], params: SamplingParams, *, table_seed=0, num_l
         key=jnp.asarray(request_key(params.seed, 0, 0)[None]),
     )
     position = jnp.asarray([[len(tokens)]], jnp.int32)
-    return int(sample_tokens(jnp.asarray(logits)[None, None], position, rows)[0, 0])
+    return int(_sample(jnp.asarray(logits)[None, None], position, rows)[0, 0])
 
 
 def decode(
