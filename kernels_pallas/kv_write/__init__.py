@@ -5,16 +5,18 @@ Read `reference.py`, then `triton.py`; `cases.py` names the shapes that tests an
 
 from __future__ import annotations
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
 
 from kernels_pallas import dispatch
-from kernels_pallas.kv_write.reference import reference
+from kernels_pallas.kv_write import reference, triton
 
 __all__ = ["kv_write"]
 
-BACKENDS = {}
+BACKENDS = {"triton": triton.refuses}
 
 
 def kv_write(
@@ -65,8 +67,12 @@ def kv_write(
     for weight in (q_norm, k_norm):
         if weight is not None:
             chex.assert_shape(weight, (dim,))
-    dispatch.parse("kv_write", implementation)
-    return reference(
+    match dispatch.parse("kv_write", implementation):
+        case "triton", interpret:
+            run = functools.partial(triton.kv_write, interpret=interpret)
+        case _:
+            run = reference.kv_write
+    return run(
         qkv,
         kv_pages,
         kv_locs,

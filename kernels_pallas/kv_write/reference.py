@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 
-def reference(
+def kv_write(
     qkv: jax.Array,
     kv_pages: jax.Array,
     kv_locs: jax.Array,

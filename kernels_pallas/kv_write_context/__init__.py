@@ -5,16 +5,18 @@ Read `reference.py`, then `triton.py`; `cases.py` names the shapes that tests an
 
 from __future__ import annotations
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
 
 from kernels_pallas import dispatch
-from kernels_pallas.kv_write_context.reference import reference
+from kernels_pallas.kv_write_context import reference, triton
 
 __all__ = ["kv_write_context"]
 
-BACKENDS = {}
+BACKENDS = {"triton": triton.refuses}
 
 
 def kv_write_context(
@@ -58,5 +60,9 @@ def kv_write_context(
     chex.assert_type(inv_freq, jnp.float32)
     if k_norm is not None:
         chex.assert_shape(k_norm, (layers, dim))
-    dispatch.parse("kv_write_context", implementation)
-    return reference(kv, kv_pages, kv_locs, positions, inv_freq, k_norm=k_norm, eps=eps)
+    match dispatch.parse("kv_write_context", implementation):
+        case "triton", interpret:
+            run = functools.partial(triton.kv_write_context, interpret=interpret)
+        case _:
+            run = reference.kv_write_context
+    return run(kv, kv_pages, kv_locs, positions, inv_freq, k_norm=k_norm, eps=eps)

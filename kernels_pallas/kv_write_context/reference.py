@@ -7,7 +7,7 @@ import jax
 from kernels_pallas.kv_write.reference import norm, rotate, write_rows
 
 
-def reference(
+def kv_write_context(
     kv: jax.Array,
     kv_pages: tuple[jax.Array, ...],
     kv_locs: jax.Array,

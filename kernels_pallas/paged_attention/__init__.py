@@ -5,16 +5,18 @@ Read `reference.py`, then `triton.py`; `cases.py` names the shapes that tests an
 
 from __future__ import annotations
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
 
 from kernels_pallas import dispatch
-from kernels_pallas.paged_attention.reference import reference
+from kernels_pallas.paged_attention import reference, triton
 
 __all__ = ["paged_attention"]
 
-BACKENDS = {}
+BACKENDS = {"triton": triton.refuses}
 
 
 def paged_attention(
@@ -39,9 +41,10 @@ def paged_attention(
     * with a window W, also lens[b] + i - p < W, and p - lens[b] - i < W when not causal;
     * with a block mask, instead of both: p < lens[b], or bit p - lens[b] of query i's words is 1.
 
-    Query head h reads KV head h // (H // J). Rows that no query may see may hold NaN: past the
-    block, before the window, in page 0. A NaN in K of the block reaches the queries that see
-    it; a value of the block's own V that is not finite counts as 0.
+    Query head h reads KV head h // (H // J). Nobody sees rows past the table, p >= M * G. Rows that
+    a query may not see may hold NaN: later in the block, past it, before the window, in page 0. A
+    NaN in K reaches the queries that see it; a value of the block's own V that is not finite counts
+    as 0.
 
     Args:
         q: [B, N, H, D] rotated queries. Padding rows hold anything.
@@ -77,8 +80,12 @@ def paged_attention(
             )
         chex.assert_shape(block_mask, (batch, block, -(-block // 32)))
         chex.assert_type(block_mask, jnp.uint32)
-    dispatch.parse("paged_attention", implementation)
-    return reference(
+    match dispatch.parse("paged_attention", implementation):
+        case "triton", interpret:
+            run = functools.partial(triton.paged_attention, interpret=interpret)
+        case _:
+            run = reference.paged_attention
+    return run(
         q,
         kv_pages,
         page_table,

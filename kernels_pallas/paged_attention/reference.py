@@ -10,7 +10,7 @@ _CHUNK_ROWS = 128
 _MASKED = -1e30  # finite, so that a row with nothing visible yet stays free of inf - inf
 
 
-def reference(
+def paged_attention(
     q: jax.Array,
     kv_pages: jax.Array,
     page_table: jax.Array,
@@ -25,6 +25,7 @@ def reference(
     batch, block, heads, dim = q.shape
     kv_heads, page_size = kv_pages.shape[2:4]
     group = heads // kv_heads
+    reach = page_table.shape[1] * page_size  # rows past the table do not exist
     columns = max(1, _CHUNK_ROWS // page_size)
     chunk = columns * page_size
     # A window makes every row start at its own first page, not at page 0 of its table.
@@ -45,6 +46,7 @@ def reference(
             chunk, dtype=jnp.int32
         )[None, :]
         visible = _visible(kv_positions, lens, block, causal, window, block_mask)
+        visible &= (kv_positions < reach)[:, None, :]
         visible = jnp.repeat(visible, group, axis=1)[:, None]
         v = _clean(v, kv_positions, first_row, lens, block)
         scores = jnp.einsum("bjrd,bjtd->bjrt", rows, k, preferred_element_type=jnp.float32)
@@ -65,7 +67,7 @@ def reference(
     if page_table.shape[1] <= columns:
         _, total, acc = step(0, carry)
     else:
-        used = jnp.max(lens + block - first_page * page_size)
+        used = jnp.max(jnp.minimum(lens + block, reach) - first_page * page_size)
         _, total, acc = jax.lax.fori_loop(0, (used + (chunk - 1)) // chunk, step, carry)
     out = (acc / jnp.where(total == 0, 1.0, total)).astype(q.dtype)
     out = out.reshape(batch, kv_heads, block, group, dim).transpose(0, 2, 1, 3, 4)

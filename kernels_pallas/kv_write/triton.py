@@ -1,0 +1,174 @@
+"""`kv_write` as one Pallas-Triton launch; its parts serve `kv_write_context` too."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from kernels_pallas import dispatch
+
+
+def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
+    """Why this kernel cannot run on `device` with these shapes, or None.
+
+    Of `shapes` it knows head_dim, a power of two from 16 to 256 (Triton values have such sizes).
+    """
+    dim = shapes.get("head_dim", 128)
+    if dim & (dim - 1) or not 16 <= dim <= 256:
+        return f"head_dim={dim} is not a power of two from 16 to 256"
+    return dispatch.refuses_triton(device)
+
+
+def kv_write(
+    qkv: jax.Array,
+    kv_pages: jax.Array,
+    kv_locs: jax.Array,
+    positions: jax.Array,
+    inv_freq: jax.Array,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: jax.Array | None,
+    k_norm: jax.Array | None,
+    eps: float,
+    interpret: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """See `kv_write`. Grid: (tokens, tiles of heads); q, k and v heads differ only by masks."""
+    batch, block, width = qkv.shape
+    tokens, heads = batch * block, num_heads + 2 * num_kv_heads
+    dim = width // heads
+    # Few tokens: spread the heads over programs. Many: compute each token's angles only once.
+    tile = min(pl.next_power_of_2(heads), 8 if tokens < 256 else 64)
+    norms = tuple(() if weight is None else (weight,) for weight in (q_norm, k_norm))
+    q, kv_pages = pl.pallas_call(
+        functools.partial(_kernel, num_heads=num_heads, eps=eps, tile=tile),
+        name="kv_write",
+        grid=(tokens, -(-heads // tile)),
+        out_shape=(
+            jax.ShapeDtypeStruct((tokens, num_heads, dim), qkv.dtype),
+            jax.ShapeDtypeStruct(kv_pages.shape, kv_pages.dtype),
+        ),
+        input_output_aliases={1: 1},
+        compiler_params=pltriton.CompilerParams(
+            num_warps=max(1, min(4, tile * dim // 1024)), num_stages=1
+        ),
+        interpret=interpret,
+    )(
+        qkv.reshape(tokens, heads, dim),
+        kv_pages,
+        kv_locs.reshape(tokens),
+        positions.reshape(tokens),
+        inv_freq,
+        norms,
+    )
+    return q.reshape(batch, block, num_heads, dim), kv_pages
+
+
+def _kernel(
+    qkv_ref,  # [T, H + 2 J, D]
+    _,  # kv_pages, written through the output
+    kv_locs_ref,  # i32[T]
+    positions_ref,  # i32[T]
+    inv_freq_ref,  # f32[D / 2]
+    norm_refs,  # ((q_norm[D],) or (), (k_norm[D],) or ())
+    q_ref,  # [T, H, D]
+    kv_ref,  # [P, 2, J, G, D]
+    *,
+    num_heads,
+    eps,
+    tile,
+):
+    heads, dim = qkv_ref.shape[1:]
+    num_kv_heads, page_size = kv_ref.shape[2:4]
+    token = pl.program_id(0)
+    head = pl.program_id(1) * tile + jnp.arange(tile, dtype=jnp.int32)
+    is_q, is_v = head < num_heads, head >= num_heads + num_kv_heads
+    halves = load_halves(lambda lane: qkv_ref.at[token, head[:, None], lane], dim, head < heads)
+    x = halves
+    for refs, of_these in zip(norm_refs, (is_q, ~is_q), strict=True):
+        if refs:
+            normed = normalize(halves, lambda lane, ref=refs[0]: ref.at[lane], eps)
+            x = tuple(
+                jnp.where(of_these[:, None], new, old) for new, old in zip(normed, x, strict=True)
+            )
+    x = rotate(x, pltriton.load(positions_ref.at[token]), inv_freq_ref)
+    x = tuple(jnp.where(is_v[:, None], old, new) for new, old in zip(x, halves, strict=True))
+    store_halves(lambda lane: q_ref.at[token, head[:, None], lane], x, is_q)
+    loc = pltriton.load(kv_locs_ref.at[token])
+    kv_head = jnp.where(is_v, head - num_kv_heads, head) - num_heads
+    store_halves(
+        lambda lane: kv_ref.at[
+            loc // page_size,
+            is_v.astype(jnp.int32)[:, None],
+            kv_head[:, None],
+            loc % page_size,
+            lane,
+        ],
+        x,
+        ~is_q & (head < heads),
+    )
+
+
+def load_halves(at, dim, inside):
+    """The two halves, f32[heads, D / 2], of the rows that `at(lane)` points to."""
+    lane = jnp.arange(dim // 2, dtype=jnp.int32)[None, :]
+    return tuple(
+        pltriton.load(at(lane + first), mask=inside[:, None], other=0.0).astype(jnp.float32)
+        for first in (0, dim // 2)
+    )
+
+
+def store_halves(at, halves, inside):
+    """Writes both halves where `at(lane)` points to, in the type kept there."""
+    half = halves[0].shape[1]
+    lane = jnp.arange(half, dtype=jnp.int32)[None, :]
+    for first, x in zip((0, half), halves, strict=True):
+        ref = at(lane + first)
+        pltriton.store(ref, x.astype(ref.dtype), mask=inside[:, None])
+
+
+def normalize(halves, weight_at, eps):
+    """RMSNorm of each row; `weight_at(lane)` points to the weight, [D]."""
+    half = halves[0].shape[1]
+    squares = sum(jnp.sum(x * x, axis=1, keepdims=True) for x in halves)
+    factor = jax.lax.rsqrt(squares / (2 * half) + eps)
+    lane = jnp.arange(half, dtype=jnp.int32)
+    weights = tuple(
+        pltriton.load(weight_at(lane + first)).astype(jnp.float32)[None, :] for first in (0, half)
+    )
+    return tuple(x * factor * weight for x, weight in zip(halves, weights, strict=True))
+
+
+def rotate(halves, position, inv_freq_ref):
+    """Rotate-half by the angles position * inv_freq."""
+    first, second = halves
+    lane = jnp.arange(first.shape[1], dtype=jnp.int32)
+    angles = position.astype(jnp.float32) * pltriton.load(inv_freq_ref.at[lane])
+    sin, cos = (x[None, :] for x in sin_cos(angles))
+    return first * cos - second * sin, second * cos + first * sin
+
+
+def sin_cos(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """sin and cos of f32 angles below 2e5, to about 1e-7: a third of libdevice's instructions.
+
+    The reduction by multiples of pi / 2 in three parts and the polynomials on [-pi / 4, pi / 4] are
+    those of Cephes' sinf and cosf.
+    """
+    multiple = jnp.floor(x * 0.6366197723675814 + 0.5)
+    r = ((x - multiple * 1.5703125) - multiple * 4.83751296997e-4) - multiple * 7.5497899548e-8
+    z = r * r
+    sin = r + r * z * (-1.6666654611e-1 + z * (8.3321608736e-3 + z * -1.9515295891e-4))
+    cos = 1.0 - 0.5 * z
+    cos += z * z * (4.1666645683e-2 + z * (-1.3887316255e-3 + z * 2.4433157118e-5))
+    quadrant = multiple.astype(jnp.int32)
+    swapped = (quadrant & 1) == 1
+    sin, cos = jnp.where(swapped, cos, sin), jnp.where(swapped, sin, cos)
+    sin = jnp.where((quadrant & 2) == 2, -sin, sin)
+    cos = jnp.where(((quadrant + 1) & 2) == 2, -cos, cos)
+    return sin, cos
