@@ -58,7 +58,8 @@ def sample_tokens(logits: jax.Array, positions: jax.Array, rows: SamplingRows) -
     """
     greedy = rows.temperature == 0.0
     temperature = jnp.where(greedy, 1.0, rows.temperature).astype(jnp.float32)
-    scores = logits / temperature[:, None, None]
+    # Measured from the highest, so that no temperature, however small, makes them overflow.
+    scores = (logits - logits.max(-1, keepdims=True)) / temperature[:, None, None]
     noise = position_gumbel(rows.key, positions, logits.shape[-1])
     noisy = jnp.where(filter_mask(scores, rows), scores + noise, -jnp.inf)
     scores = jnp.where(greedy[:, None, None], logits, noisy)
@@ -114,6 +115,7 @@ def filter_mask(scores: jax.Array, rows: SamplingRows) -> jax.Array:
 
 def _ordered_bits(scores: jax.Array) -> jax.Array:
     """Maps f32 to u32 so that the order of the numbers is the order of the bits."""
+    scores = jnp.where(scores == 0.0, 0.0, scores)  # -0.0 is the same number
     bits = lax.bitcast_convert_type(scores, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
