@@ -54,7 +54,7 @@ def build_dflash(
     """
     _check(config, block_size, draft_window)
     inv_freq = rope_inv_freq(config.head_dim, config.rope_theta, config.rope_scaling)
-    specs = _layer_specs(config, draft_window)
+    specs = layer_specs(config, draft_window)
 
     def init_state(num_pages: int, num_slots: int, max_len: int) -> KV:
         shape = (num_pages, 2, config.num_kv_heads, page_size, config.head_dim)
@@ -138,7 +138,9 @@ def project_context(params: DFlashParams, features: jax.Array, config: DFlashCon
     return jnp.stack(kv, axis=2).reshape(shape)
 
 
-def _layer_specs(config: DFlashConfig, draft_window: int | None) -> tuple[LayerSpec, ...]:
+def layer_specs(config: DFlashConfig, draft_window: int | None = None) -> tuple[LayerSpec, ...]:
+    """The static side of each layer, narrowed to `draft_window` where one is given."""
+
     def narrowed(window: int | None) -> int | None:
         windows = [w for w in (window, draft_window) if w is not None]
         return min(windows, default=None)
