@@ -97,7 +97,7 @@ def parse_llama(d: Json, generation: Json) -> ModelConfig:
         architecture="llama",
         # Llama 1 and 2 leave these out: no grouping, and the heads share the width.
         num_kv_heads=integer(d, "num_key_value_heads", num_heads),
-        head_dim=integer(d, "head_dim", hidden_size // num_heads),
+        head_dim=integer(d, "head_dim", hidden_size // max(num_heads, 1)),
         rope_theta=10_000.0,  # HF's default, left out by Llama 2
         qk_norm=False,
     )
@@ -218,7 +218,9 @@ def refuse_quantization(config: Json, file: Path) -> None:
     """
     for key in ("quantization_config", "compression_config"):
         if quantization := config.get(key):
-            method = quantization.get("quant_method", "unnamed")
+            method = quantization
+            if isinstance(quantization, dict):
+                method = quantization.get("quant_method", "unnamed")
             raise ModelFileError(
                 file,
                 f"the weights are quantised ({method}), which is not supported",

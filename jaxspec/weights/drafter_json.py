@@ -69,6 +69,10 @@ def detect_drafter(folder: Path) -> str:
             file, f"is in the layout of the speculators library ({kind}), not supported", remedy
         )
     architecture = architecture_of(config, file)
+    if not isinstance(config.get("dflash_config") or {}, dict):
+        raise ModelFileError(
+            file, f"dflash_config is {config['dflash_config']!r}, not an object", "fetch it again"
+        )
     if variant := _variant(config, architecture):
         raise ModelFileError(file, f"is a {variant} drafter, which is not supported", remedy)
     if architecture not in _KINDS:
@@ -110,9 +114,7 @@ def read_dflash_config(
             layout that jaxspec does not run.
     """
     file = folder / "config.json"
-    kind = detect_drafter(folder)
-    if kind != "dflash":
-        raise ModelFileError(file, f"is a {kind} drafter, not DFlash", "name it as what it is")
+    detect_drafter(folder)
     config = read_json(file)
     refuse_quantization(config, file)
     try:

@@ -29,9 +29,14 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
     Raises:
         ModelFileError: a missing or impossible value, or a model that jaxspec does not support.
     """
-    meta = file.metadata
+    # Every value read here is one number or text; an array in its place is as good as missing.
+    meta = {
+        key: value
+        for key, value in file.metadata.items()
+        if not isinstance(value, list | np.ndarray)
+    }
     architecture = meta.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in INTERLEAVED:
+    if architecture not in INTERLEAVED:
         raise ModelFileError(
             file.path,
             f"GGUF architecture {architecture!r} is not supported",
@@ -63,14 +68,18 @@ def _parse(file: GgufFile, meta: dict[str, Any], architecture: str) -> ModelConf
     num_heads = int(meta[f"{architecture}.attention.head_count"])
     # Optional in the format: key_length where it is not width / heads, head_count_kv where
     # heads are grouped, vocab_size where it is not the tokenizer's.
-    head_dim = int(meta.get(f"{architecture}.attention.key_length", hidden_size // num_heads))
+    head_dim = int(
+        meta.get(f"{architecture}.attention.key_length", hidden_size // max(num_heads, 1))
+    )
     rotated = int(meta.get(f"{architecture}.rope.dimension_count", head_dim))
     if rotated != head_dim:
         raise ValueError(f"only {rotated} of {head_dim} head dimensions are rotated")
     theta = float(meta.get(f"{architecture}.rope.freq_base", 10_000.0))  # llama.cpp's default
     return ModelConfig(
         architecture=architecture,
-        vocab_size=int(meta.get(f"{architecture}.vocab_size", len(meta["tokenizer.ggml.tokens"]))),
+        vocab_size=int(
+            meta.get(f"{architecture}.vocab_size", len(file.metadata["tokenizer.ggml.tokens"]))
+        ),
         hidden_size=hidden_size,
         intermediate_size=int(meta[f"{architecture}.feed_forward_length"]),
         num_layers=int(meta[f"{architecture}.block_count"]),
