@@ -47,6 +47,9 @@ class DraftContext:
     sample: Callable[[jax.Array, jax.Array], jax.Array] = flax.struct.field(pytree_node=False)
     """(logits f32[B, K, V], positions i32[B, K] of the tokens) -> token_dtype[B, K]: greedy, or
     with each request's own sampling parameters and position-keyed noise."""
+    greedy: bool = flax.struct.field(pytree_node=False, default=False)
+    """True where `sample` takes the highest logit for every row of the batch, so that a drafter
+    may do so itself, without logits over the target's vocabulary."""
 
 
 class DraftBlock(NamedTuple):
@@ -106,6 +109,7 @@ class DrafterSetup(NamedTuple):
     target: ModelConfig
     dtype: str  # "float32" | "bfloat16" | "float16", as the target's
     checkpoint: Path | None  # folder of the drafter's checkpoint, where it has one
+    token_id: Callable[[str], int | None] | None = None  # the target's tokenizer, by token text
 
 
 class DrafterPlan(NamedTuple):

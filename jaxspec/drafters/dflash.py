@@ -12,7 +12,16 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxspec.drafters.base import DraftBlock, DraftContext, Drafter, IngestBatch, ModelParams
+from jaxspec.config import ConfigError
+from jaxspec.drafters.base import (
+    DraftBlock,
+    DraftContext,
+    Drafter,
+    DrafterPlan,
+    DrafterSetup,
+    IngestBatch,
+    ModelParams,
+)
 from jaxspec.drafters.dflash_config import DFlashConfig
 from jaxspec.drafters.dflash_params import DFlashParams
 from jaxspec.models.base import KV, Kernels, Target
@@ -23,7 +32,50 @@ from jaxspec.models.layers import (
     rms_norm,
     rope_inv_freq,
 )
+from jaxspec.weights.load import load_dflash
 from kernels_pallas.kv_write_context import kv_write_context
+
+
+def plan_dflash(setup: DrafterSetup) -> DrafterPlan:
+    """Loads a DFlash checkpoint and checks it against the target and the settings.
+
+    Raises:
+        ModelFileError: the checkpoint is unfit for the target.
+        ConfigError: the block size or the draft window does not suit the checkpoint.
+    """
+    config, params = load_dflash(
+        setup.checkpoint, setup.target, setup.dtype, token_id=setup.token_id
+    )
+    block_size = setup.config.block_size or config.block_size
+    window = setup.config.draft_window
+    try:
+        _check(config, block_size, window)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+    def build(target: Target, page_size: int, kernels: Kernels) -> Drafter:
+        return build_dflash(
+            config,
+            target,
+            block_size=block_size,
+            page_size=page_size,
+            dtype=jnp.dtype(setup.dtype),
+            kernels=kernels,
+            draft_window=window,
+        )
+
+    itemsize = jnp.dtype(setup.dtype).itemsize
+    head_shapes = {"head_dim": config.head_dim}
+    return DrafterPlan(
+        params=params,
+        feature_layers=config.target_layer_ids,
+        block_size=block_size,
+        kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize,
+        kernel_shapes=dict.fromkeys(
+            ("paged_attention", "kv_write", "kv_write_context"), head_shapes
+        ),
+        build=build,
+    )
 
 
 @functools.lru_cache(maxsize=64)

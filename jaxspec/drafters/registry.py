@@ -11,9 +11,9 @@ from jaxspec.drafters.dflash import plan_dflash
 from jaxspec.drafters.ngram import plan_ngram
 from jaxspec.drafters.none import plan_none
 from jaxspec.models.config import ModelConfig
+from jaxspec.weights.drafter_json import detect_drafter
 from jaxspec.weights.files import Progress, no_progress
 from jaxspec.weights.hub import find_drafter
-from jaxspec.weights.load import detect_drafter
 
 DRAFTERS: dict[str, Callable[[DrafterSetup], DrafterPlan]] = {
     "none": plan_none,
@@ -24,9 +24,16 @@ MODEL_FREE = ("none", "ngram")  # named by themselves; the others by their check
 
 
 def plan_drafter(
-    config: EngineConfig, target: ModelConfig, dtype: str, *, progress: Progress = no_progress
+    config: EngineConfig,
+    target: ModelConfig,
+    dtype: str,
+    *,
+    token_id: Callable[[str], int | None] | None = None,
+    progress: Progress = no_progress,
 ) -> tuple[str, DrafterPlan, str]:
     """Chooses the drafter that the settings mean: (name, plan, reason).
+
+    token_id: the target's tokenizer, for checkpoints that name a token by its text.
 
     Raises:
         ModelFileError: the checkpoint is missing, unsupported or unfit for the target.
@@ -39,4 +46,5 @@ def plan_drafter(
     if name not in MODEL_FREE:
         checkpoint = find_drafter(config.drafter, progress=progress)
         name = detect_drafter(checkpoint)
-    return name, DRAFTERS[name](DrafterSetup(config, target, dtype, checkpoint)), "asked for"
+    plan = DRAFTERS[name](DrafterSetup(config, target, dtype, checkpoint, token_id))
+    return name, plan, "asked for"

@@ -99,7 +99,9 @@ def assemble(
     checkpoint, tokenizer = opened
     model = checkpoint.config
     dtype, dtype_reason = choose_dtype(config.dtype, device)
-    drafter_name, plan, drafter_reason = plan_drafter(config, model, dtype, progress=on_progress)
+    drafter_name, plan, drafter_reason = plan_drafter(
+        config, model, dtype, token_id=tokenizer.token_id, progress=on_progress
+    )
     kernels, kernel_choices = choose_kernels(config.kernels, device, model, plan)
     params = ModelParams(
         target=load_target(checkpoint, dtype, progress=on_progress), drafter=plan.params

@@ -78,7 +78,7 @@ def build_stages(
             return choose_tokens(logits, positions, limits.sampling, greedy=greedy)[0]
 
         with jax.named_scope("draft"):
-            context = DraftContext(batch.rows, block, resolved.carry, sample)
+            context = DraftContext(batch.rows, block, resolved.carry, sample, greedy)
             draft, drafter_state = drafter.draft(params, state.drafter_state, context)
             block = block.replace(token_ids=draft.tokens)
         with jax.named_scope("target"):
