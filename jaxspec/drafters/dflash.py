@@ -65,7 +65,7 @@ def plan_dflash(setup: DrafterSetup) -> DrafterPlan:
         )
 
     itemsize = jnp.dtype(setup.dtype).itemsize
-    head_shapes = {"head_dim": config.head_dim}
+    ops = ("paged_attention", "kv_write", "kv_write_context")
     return DrafterPlan(
         params=params,
         feature_layers=config.target_layer_ids,
