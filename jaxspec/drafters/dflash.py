@@ -71,9 +71,7 @@ def plan_dflash(setup: DrafterSetup) -> DrafterPlan:
         feature_layers=config.target_layer_ids,
         block_size=block_size,
         kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize,
-        kernel_shapes=dict.fromkeys(
-            ("paged_attention", "kv_write", "kv_write_context"), head_shapes
-        ),
+        kernel_shapes=dict.fromkeys(ops, {"head_dim": config.head_dim}),
         build=build,
     )
 
