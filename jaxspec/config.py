@@ -66,6 +66,7 @@ class EngineConfig:
             _at_least("block_size", self.block_size, 2)
         if self.force_accept is not None:
             _at_least("force_accept", self.force_accept, 0)
+        _at_least("seed", self.seed, 0)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and "

@@ -93,7 +93,8 @@ class SamplingParams:
             raise RequestError("stop holds an empty string; each stop string needs a character")
         for name, neutral in _NEUTRAL_ONLY.items():
             value = getattr(self, name)
-            if value != neutral and not (neutral is None and not value and value is not False):
+            empty = isinstance(value, (dict, list, tuple)) and not value
+            if value != neutral and not (neutral is None and empty):
                 raise RequestError(
                     f"{name} is {value!r}, which is not supported; leave it at {neutral!r}"
                 )

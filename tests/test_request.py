@@ -1,0 +1,140 @@
+"""Sampling parameters in vLLM's manner: what is taken, what is refused, and derived figures."""
+
+import re
+
+import pytest
+
+from jaxspec.request import (
+    MAX_SEED,
+    FinishReason,
+    RequestError,
+    RequestMetrics,
+    SamplingParams,
+    sampling_params_fields,
+)
+
+RANGES = [
+    ("temperature", -0.1, "it must be a finite number, at least 0"),
+    ("temperature", float("nan"), "it must be a finite number, at least 0"),
+    ("temperature", float("inf"), "it must be a finite number, at least 0"),
+    ("top_p", 0.0, "it must be a finite number, above 0 and at most 1"),
+    ("top_p", 1.01, "it must be a finite number, above 0 and at most 1"),
+    ("top_p", float("nan"), "it must be a finite number, above 0 and at most 1"),
+    ("min_p", -0.01, "it must be a finite number, at least 0 and at most 1"),
+    ("min_p", 1.5, "it must be a finite number, at least 0 and at most 1"),
+    ("top_k", -2, "it must be -1 or 0 (off) or at least 1"),
+    ("seed", -1, f"it must be between 0 and {MAX_SEED}"),
+    ("seed", 2**64, f"it must be between 0 and {MAX_SEED}"),
+    ("max_tokens", 0, "it must be at least 1, or None for as many as the context holds"),
+    ("max_tokens", -3, "it must be at least 1, or None for as many as the context holds"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "limit"), RANGES, ids=str)
+def test_a_value_out_of_range_is_refused(name, value, limit):
+    with pytest.raises(RequestError, match="^" + re.escape(f"{name} is {value!r}; {limit}") + "$"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0.0),
+        ("temperature", 1e9),
+        ("top_p", 1e-9),
+        ("top_p", 1.0),
+        ("min_p", 0.0),
+        ("min_p", 1.0),
+        ("top_k", -1),
+        ("top_k", 0),
+        ("top_k", 2**40),
+        ("seed", 0),
+        ("seed", MAX_SEED),
+        ("max_tokens", 1),
+        ("max_tokens", None),
+    ],
+    ids=str,
+)
+def test_a_value_at_the_edge_is_taken(name, value):
+    assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", 2.0),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", {3: 1.0}),
+        ("min_tokens", 2),
+        ("logprobs", 2),
+        ("logprobs", 0),
+        ("prompt_logprobs", 1),
+        ("prompt_logprobs", 0),
+        ("bad_words", ("x",)),
+    ],
+    ids=str,
+)
+def test_what_is_not_supported_is_refused_not_ignored(name, value):
+    """The part of F23 that needs no penalties: nothing is dropped in silence."""
+    with pytest.raises(
+        RequestError,
+        match="^" + re.escape(f"{name} is {value!r}, which is not supported; leave it at "),
+    ):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("logit_bias", {}), ("bad_words", ())], ids=str)
+def test_an_empty_collection_asks_for_nothing(name, value):
+    assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+def test_stop_is_a_string_or_several():
+    assert SamplingParams(stop="END").stop == ("END",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(stop=None).stop == ()
+    assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
+    assert SamplingParams(stop_token_ids=None).stop_token_ids == ()
+
+
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(
+        RequestError, match=r"^stop holds an empty string; each stop string needs a character$"
+    ):
+        SamplingParams(stop=["a", ""])
+
+
+def test_temperature_zero_is_greedy_whatever_the_filters_say():
+    assert SamplingParams(temperature=0.0, top_k=5, top_p=0.3).greedy
+    assert not SamplingParams().greedy
+
+
+def test_an_unknown_field_is_an_error():
+    with pytest.raises(TypeError, match="max_new_tokens"):
+        SamplingParams(max_new_tokens=3)
+
+
+def test_the_fields_are_listed_with_their_types():
+    listed = sampling_params_fields()
+    assert listed["temperature"] == "float"
+    assert listed["seed"] == "int | None"
+    assert "stop" in listed
+
+
+def test_figures_of_a_request_without_a_verify_are_unknown():
+    metrics = RequestMetrics(arrival_s=10.0)
+    assert metrics.mean_accept_length is None
+    assert metrics.time_to_first_token_s is None
+
+
+def test_the_bonus_token_counts_in_the_mean_accept_length():
+    metrics = RequestMetrics(
+        arrival_s=10.0, first_token_s=12.5, num_verifies=4, num_draft_tokens=28, num_accepted=10
+    )
+    assert metrics.mean_accept_length == 3.5
+    assert metrics.time_to_first_token_s == 2.5
+
+
+def test_finish_reasons_are_the_words_of_the_api():
+    assert [str(reason) for reason in FinishReason] == ["stop", "length", "abort", "error"]
