@@ -116,3 +116,8 @@ def lower_for_cuda(function: Callable[..., Any], *args: Any, kind: str = "NVIDIA
 def token_dtype() -> np.dtype:
     """int64 where x64 is enabled, else int32; asked at call time, never kept."""
     return jax.dtypes.canonicalize_dtype(jnp.int64)
+
+
+def array(values: Any, dtype: Any) -> jax.Array:
+    """Puts values on the device in a dtype, converted on the host: no program is compiled."""
+    return jnp.asarray(np.asarray(values, dtype))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels_pallas.resolve_future.cases import generator
-from kernels_pallas.testing import token_dtype
+from kernels_pallas.testing import array, token_dtype
 
 
 class Case(NamedTuple):
@@ -45,8 +45,8 @@ def make_inputs(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
     predicted[:, :-1] = np.where(right, block_ids[:, 1:], predicted[:, :-1])
     return (
-        jnp.asarray(block_ids, token_dtype()),
-        jnp.asarray(predicted, token_dtype()),
+        array(block_ids, token_dtype()),
+        array(predicted, token_dtype()),
         *make_limits(case, rng, predicted),
     ), {}
 
@@ -61,8 +61,8 @@ def make_limits(case: Case, rng: np.random.Generator, predicted: np.ndarray) -> 
     at = rng.integers(0, block_size, batch)
     stop_ids[::3, -1] = predicted[np.arange(batch), at][::3]
     return (
-        jnp.asarray(lens, jnp.int32),
-        jnp.asarray(max_lens, jnp.int32),
-        jnp.asarray(stop_ids, token_dtype()),
-        jnp.asarray(rng.random(batch) < 0.15),
+        array(lens, jnp.int32),
+        array(max_lens, jnp.int32),
+        array(stop_ids, token_dtype()),
+        array(rng.random(batch) < 0.15, bool),
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels_pallas.accept.cases import BENCH_CASES, Case, make_limits
 from kernels_pallas.resolve_future.cases import generator
-from kernels_pallas.testing import token_dtype
+from kernels_pallas.testing import array, token_dtype
 
 __all__ = ["BENCH_CASES", "CASES", "Case", "make_inputs"]
 
@@ -36,8 +36,8 @@ def make_inputs(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
     for b, child in np.argwhere((parents >= 0) & (rng.random(shape) < 0.5)):
         predicted[b, parents[b, child]] = block_ids[b, child]
     return (
-        jnp.asarray(block_ids, token_dtype()),
-        jnp.asarray(parents, jnp.int32),
-        jnp.asarray(predicted, token_dtype()),
+        array(block_ids, token_dtype()),
+        array(parents, jnp.int32),
+        array(predicted, token_dtype()),
         *make_limits(case, rng, predicted),
     ), {}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels_pallas.resolve_future.cases import generator
-from kernels_pallas.testing import token_dtype
+from kernels_pallas.testing import array, token_dtype
 
 
 class Case(NamedTuple):
@@ -41,8 +41,8 @@ def make_inputs(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
     # Lengths at page ends and at the table's end; a negative one must stay harmless.
     lens = [1, case.page_size - 1, case.page_size, case.page_size + 1, 17, max_len, max_len - 2, -3]
     args = (
-        jnp.asarray(rng.integers(0, case.mask_token_id, case.batch), token_dtype()),
-        jnp.asarray(np.resize(lens, case.batch), jnp.int32),
+        array(rng.integers(0, case.mask_token_id, case.batch), token_dtype()),
+        array(np.resize(lens, case.batch), jnp.int32),
         make_page_table(case, rng),
     )
     return args, static_of(case)
@@ -60,4 +60,4 @@ def static_of(case: Case) -> dict[str, Any]:
 def make_page_table(case: Case, rng: np.random.Generator) -> Any:
     """i32[B, M] every page its own, in random order."""
     pages = 1 + rng.permutation(case.batch * case.num_pages)
-    return jnp.asarray(pages.reshape(case.batch, case.num_pages), jnp.int32)
+    return array(pages.reshape(case.batch, case.num_pages), jnp.int32)

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from kernels_pallas.testing import token_dtype
+from kernels_pallas.testing import array, token_dtype
 
+# An EAGLE drafter's: top-k probabilities and ids, hidden state; in tests a narrow one.
 EAGLE = (((8,), "float32"), ((8,), "int32"), ((4096,), "bfloat16"))
+NARROW_EAGLE = (((8,), "float32"), ((8,), "int32"), ((96,), "bfloat16"))
 
 
 class Case(NamedTuple):
@@ -27,7 +29,7 @@ CASES = (
     Case("one row", 1),
     Case("odd batch", 7),
     Case("prime batch poisoned", 13, poison=True, vocab_size=11),
-    Case("eagle carry", 5, carry=EAGLE),
+    Case("eagle carry", 5, carry=NARROW_EAGLE),
     Case("carry of any rank", 3, carry=(((), "bool"), ((3, 5), "float16"), ((1,), "uint8"))),
     Case("carry past a tile, poisoned", 2, carry=(((2049,), "bfloat16"),), poison=True),
     Case("empty carry leaf", 4, carry=(((0,), "float32"), ((2, 1), "int16"))),
@@ -70,14 +72,14 @@ def make_relay(case: Case, rng: np.random.Generator, max_len: int = 5000) -> tup
         for i, (trailing, dtype) in enumerate(case.carry)
     }
     return (
-        jnp.asarray(tokens, token_dtype()),
-        jnp.asarray(lens, jnp.int32),
+        array(tokens, token_dtype()),
+        array(lens, jnp.int32),
         carry,
-        jnp.asarray(rows, jnp.int32),
+        array(rows, jnp.int32),
     )
 
 
 def _values(rng, shape, dtype):
     if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.asarray(rng.standard_normal(shape), dtype)
-    return jnp.asarray(rng.integers(0, 2 if dtype.kind == "b" else 100, shape), dtype)
+        return array(rng.standard_normal(shape), dtype)
+    return array(rng.integers(0, 2 if dtype.kind == "b" else 100, shape), dtype)

@@ -10,8 +10,7 @@ from kernels_pallas.resolve_prepare import cases, resolve_prepare
 from tests.kernels import relay_oracle
 
 
-@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
-def test_every_case_equals_one_oracle_after_the_other(case, implementation, x64):
+def test_every_case_equals_one_oracle_after_the_other(case, implementation, token_width):
     args, static = cases.make_inputs(case)
     *relay, page_table = args
     expected = relay_oracle.resolved(

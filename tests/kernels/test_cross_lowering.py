@@ -1,0 +1,40 @@
+"""Every kernel, for every case of its op, is lowered for CUDA on a machine without a GPU."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import pytest
+
+from kernels_pallas import dispatch, testing
+
+KERNELS = [(op, backend) for op in dispatch.ops() for backend in dispatch.op_module(op).BACKENDS]
+
+ONE_LAUNCH = ("resolve_future", "dflash_prepare_block", "resolve_prepare", "accept", "accept_tree")
+
+
+def lower(op, backend, case):
+    args, static = dispatch.cases_module(op).make_inputs(case)
+    run = functools.partial(dispatch.function(op), **static, implementation=backend)
+    return testing.lower_for_cuda(run, *args)
+
+
+@pytest.mark.parametrize(("op", "backend"), KERNELS)
+def test_every_case_lowers_for_cuda(op, backend):
+    for case in dispatch.cases_module(op).CASES:
+        assert "custom_call" in lower(op, backend, case), case.name
+
+
+@pytest.mark.parametrize("op", ONE_LAUNCH)
+def test_the_kernel_lowers_with_64_bit_tokens_in_one_launch(op):
+    with jax.enable_x64(True):
+        for case in dispatch.cases_module(op).CASES[::2]:
+            assert lower(op, "triton", case).count("custom_call") == 1
+
+
+def test_poison_is_written_in_place():
+    from kernels_pallas.resolve_prepare import cases
+
+    case = cases.make_case("poisoned", 2, poison=True)
+    assert lower("resolve_prepare", "triton", case).count("output_operand_alias<") == 2
