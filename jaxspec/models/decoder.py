@@ -31,7 +31,8 @@ def build_decoder(
     Args:
         config: sizes and constants.
         feature_layers: 0-based layers whose output (residual stream after both adds) a drafter
-            reads, in this order; the last layer's is taken before the final norm.
+            reads, in this order; the last layer's is taken before the final norm, and the number
+            of layers stands for what comes after that norm.
         page_size: G, tokens a KV page holds.
         dtype: of parameters, activations and KV; sums and logits are float32.
         kernels: the implementation of each op.
@@ -40,10 +41,11 @@ def build_decoder(
         ValueError: a feature layer that the model does not have.
     """
     for layer in feature_layers:
-        if not 0 <= layer < config.num_layers:
+        if not 0 <= layer <= config.num_layers:
             raise ValueError(
                 f"feature layer {layer} does not exist: the model has layers 0 to "
-                f"{config.num_layers - 1}; use a drafter made for this model"
+                f"{config.num_layers - 1}, and {config.num_layers} is its final norm; "
+                "use a drafter made for this model"
             )
     inv_freq = rope_inv_freq(config.head_dim, config.rope_theta, config.rope_scaling)
     spec = LayerSpec(
@@ -72,9 +74,10 @@ def build_decoder(
             )
             outputs.append(x)
             pages.append(layer_pages)
+        hidden = rms_norm(x, params.final_norm, config.rms_norm_eps)
         return TargetOutput(
-            hidden=rms_norm(x, params.final_norm, config.rms_norm_eps),
-            features=_features(outputs, feature_layers),
+            hidden=hidden,
+            features=_features([*outputs, hidden], feature_layers),
             kv=tuple(pages),
         )
 

@@ -162,6 +162,60 @@ def swiglu(x: jax.Array, layer: LayerParams) -> jax.Array:
     return linear(jax.nn.silu(gate) * up, layer.down)
 
 
+def attention(
+    x: jax.Array,
+    kv_pages: jax.Array,
+    block: Block,
+    layer: LayerParams,
+    *,
+    q_norm: jax.Array | None,
+    k_norm: jax.Array | None,
+    inv_freq: jax.Array,
+    spec: LayerSpec,
+    kernels: Kernels,
+) -> tuple[jax.Array, jax.Array]:
+    """Attends over a block and the KV before it, writing the block's KV first.
+
+    Args:
+        x: [B, N, in] what q, k and v are projected from.
+        kv_pages: [P, 2, J, G, D] of this layer, updated in place when donated.
+        block: where the tokens are and what they may see.
+        layer: the matrices.
+        q_norm, k_norm: [D], or None for no norm of the heads.
+        inv_freq: f32[D / 2].
+        spec: sizes, causality and window.
+        kernels: the implementation of each op.
+
+    Returns:
+        What is added to the residual stream, [B, N, E], and the pages.
+    """
+    with jax.named_scope("attention"):
+        q, kv_pages = kv_write(
+            linear(x, layer.qkv, layer.qkv_bias),
+            kv_pages,
+            block.kv_locs,
+            block.positions,
+            inv_freq,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=spec.rms_norm_eps,
+            implementation=kernels.kv_write,
+        )
+        attended = paged_attention(
+            q,
+            kv_pages,
+            block.page_table,
+            block.lens,
+            causal=spec.causal,
+            window=spec.window,
+            implementation=kernels.paged_attention,
+        )
+        out = linear(attended.reshape(*x.shape[:-1], -1), layer.o, layer.o_bias)
+    return out, kv_pages
+
+
 def decoder_layer(
     x: jax.Array,
     kv_pages: jax.Array,
@@ -189,31 +243,18 @@ def decoder_layer(
         The residual stream after the layer, [B, N, E], and the pages.
     """
     layer = stack.layers[index]
-    normed = rms_norm(x, stack.input_norms[index], spec.rms_norm_eps)
-    with jax.named_scope("attention"):
-        q, kv_pages = kv_write(
-            linear(normed, layer.qkv, layer.qkv_bias),
-            kv_pages,
-            block.kv_locs,
-            block.positions,
-            inv_freq,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            q_norm=None if stack.q_norms is None else stack.q_norms[index],
-            k_norm=None if stack.k_norms is None else stack.k_norms[index],
-            eps=spec.rms_norm_eps,
-            implementation=kernels.kv_write,
-        )
-        attended = paged_attention(
-            q,
-            kv_pages,
-            block.page_table,
-            block.lens,
-            causal=spec.causal,
-            window=spec.window,
-            implementation=kernels.paged_attention,
-        )
-        x = x + linear(attended.reshape(*x.shape[:-1], -1), layer.o, layer.o_bias)
+    attended, kv_pages = attention(
+        rms_norm(x, stack.input_norms[index], spec.rms_norm_eps),
+        kv_pages,
+        block,
+        layer,
+        q_norm=None if stack.q_norms is None else stack.q_norms[index],
+        k_norm=None if stack.k_norms is None else stack.k_norms[index],
+        inv_freq=inv_freq,
+        spec=spec,
+        kernels=kernels,
+    )
+    x = x + attended
     with jax.named_scope("mlp"):
         x = x + swiglu(rms_norm(x, stack.post_norms[index], spec.rms_norm_eps), layer)
     return x, kv_pages

@@ -95,7 +95,8 @@ def test_tiles_of_two_prompts_in_one_call_equal_each_prompt_alone():
 
 
 def test_features_are_layer_outputs_in_the_order_asked_for():
-    """F13: layer i adds 10^i and nothing else; the last layer's tap is before the final norm."""
+    """F13: layer i adds 10^i and nothing else; the last layer's tap is before the final norm, and
+    the number of layers means after it (rows of equal numbers are normed to ones, times 7)."""
     width, layers = 8, 4
     config = ModelConfig("llama", 11, width, 4, layers, 2, 1, 4, 1e4, 1e-5, 64, True)
     zeros = jnp.zeros
@@ -118,13 +119,14 @@ def test_features_are_layer_outputs_in_the_order_asked_for():
             for i in range(layers)
         ),
     )
-    target = build(config, feature_layers=(3, 0, 1))
+    target = build(config, feature_layers=(3, 0, 4, 1))
     block = block_at([[1, 2, 3]], [0], page_tables(1, 1), PAGE_SIZE)
 
     out = jax.jit(target.forward)(params, target.init_kv(2), block)
 
-    row = np.repeat([1111.0, 1.0, 11.0], width)
-    np.testing.assert_array_equal(out.features, np.tile(row, (1, 3, 1)))
+    row = np.repeat([1111.0, 1.0, 7.0, 11.0], width)
+    np.testing.assert_allclose(out.features, np.tile(row, (1, 3, 1)), rtol=1e-6)
+    np.testing.assert_array_equal(out.features[..., 2 * width : 3 * width], out.hidden)
 
 
 def test_without_feature_layers_features_have_no_width():
@@ -172,7 +174,7 @@ def test_an_unknown_architecture_is_refused():
         build(config)
 
 
-@pytest.mark.parametrize("layer", [-1, 3])
+@pytest.mark.parametrize("layer", [-1, 4])
 def test_a_feature_layer_the_model_lacks_is_refused(layer):
     with pytest.raises(ValueError, match=f"feature layer {layer} does not exist.*layers 0 to 2"):
         build(CONFIGS["llama"], feature_layers=(0, layer))
