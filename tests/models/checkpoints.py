@@ -7,8 +7,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafters.dflash import DFlashParams
 from jaxspec.drafters.dflash_config import DFlashConfig
+from jaxspec.drafters.dflash_params import DFlashParams
 from jaxspec.models.config import ModelConfig, RopeScaling
 from jaxspec.models.layers import LayerParams, TargetParams
 
