@@ -71,7 +71,7 @@ def plan_dflash(setup: DrafterSetup) -> DrafterPlan:
         feature_layers=config.target_layer_ids,
         block_size=block_size,
         kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize,
-        kernel_shapes=dict.fromkeys(ops, {"head_dim": config.head_dim}),
+        kernel_shapes={op: {"head_dim": config.head_dim} for op in ops},
         build=build,
     )
 
