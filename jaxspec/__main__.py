@@ -1,0 +1,7 @@
+"""`python -m jaxspec`."""
+
+import sys
+
+from jaxspec.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""The commands: common, generate, chat, models; each has `add_arguments` and `run`."""

@@ -1,0 +1,37 @@
+"""Ctrl-C between two whole pieces of work, never inside one. Host only."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def held_back_interrupts() -> Iterator[None]:
+    """Lets the first Ctrl-C wait until the block is over; a second one strikes at once.
+
+    A step donates the engine's state and then stores the new one; an interrupt between the two
+    would leave an engine without state. Elsewhere than in the main thread it does nothing, since
+    Python delivers no signals there.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    received: list[tuple[int, FrameType | None]] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if received:
+            handler(number, frame)
+        received.append((number, frame))
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if received:
+        handler(*received[0])

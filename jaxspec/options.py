@@ -1,0 +1,141 @@
+"""Command-line options made from the settings' dataclasses, so that both agree. Host only."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
+from typing import Any, NoReturn
+
+
+class UsageError(ValueError):
+    """A command line that cannot be understood: what, and the remedy."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises instead of exiting, and takes no abbreviations."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("formatter_class", _HelpFormatter)
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=34)
+
+
+def parse(
+    parser: Parser, commands: Mapping[str, Parser], argv: Sequence[str]
+) -> argparse.Namespace:
+    """Parses a command line; an unknown command or option is an error with the near match.
+
+    commands: the subparsers, by the names of the commands.
+
+    Raises:
+        UsageError: the command line cannot be understood.
+    """
+    first = argv[0] if argv else ""
+    if first.startswith("-") and first not in parser._option_string_actions:
+        raise UsageError(f"{first!r} stands before the command; put options behind it")
+    if first and not first.startswith("-"):
+        _check_name("command", first, list(commands))
+    args, unknown = parser.parse_known_args(argv)
+    if not unknown:
+        return args
+    name = unknown[0].partition("=")[0]
+    if not name.startswith("-"):
+        raise UsageError(f"unexpected argument {name!r}; put quotes around a prompt")
+    known = commands[args.command]._option_string_actions
+    raise _unknown("option", name, [option for option in known if option.startswith("--")])
+
+
+def _check_name(kind: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        raise _unknown(kind, name, known)
+
+
+def _unknown(kind: str, name: str, known: list[str]) -> UsageError:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+    return UsageError(f"unknown {kind} {name!r}; {hint}")
+
+
+def add_options(
+    parser: argparse._ActionsContainer,
+    settings: type,
+    *,
+    leave_out: Sequence[str] = (),
+    defaults: dict[str, Any] | None = None,
+) -> None:
+    """Adds an option for each field of a dataclass that has a help text.
+
+    What is not given on the command line is left out of the namespace; see `given`.
+
+    defaults: what the command uses instead of the dataclass's own, for the help text.
+    """
+    hints = typing.get_type_hints(settings)
+    for each in fields(settings):
+        if "help" in each.metadata and each.name not in leave_out:
+            default = (defaults or {}).get(each.name, each.default)
+            _add_option(parser, each, hints[each.name], default)
+
+
+def given(
+    args: argparse.Namespace, settings: type, *, leave_out: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The values that the command line holds for a dataclass's fields."""
+    names = [each.name for each in fields(settings) if each.name not in leave_out]
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
+def _add_option(parser: argparse._ActionsContainer, each: Field, hint: Any, default: Any) -> None:
+    flag = "--" + each.name.replace("_", "-")
+    text = each.metadata["help"].replace("%", "%%")
+    if default is not None and default != ():
+        text += f" (default: {str(default).lower() if isinstance(default, bool) else default})"
+    common: dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS, "help": text}
+    if hint is bool:
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        return
+    kind, is_list = _element(hint)
+    common["type"] = _READERS[kind]
+    common["metavar"] = _METAVARS[kind]
+    if is_list:
+        common["action"] = "append"
+        common["help"] = text + "; may be repeated"
+    parser.add_argument(flag, **common)
+
+
+def _element(hint: Any) -> tuple[type, bool]:
+    """The type of one value, and whether there may be several."""
+    if isinstance(hint, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], True
+    return hint, False
+
+
+def read_int(text: str) -> int:
+    """A whole number from the command line."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _read_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+_READERS: dict[type, Callable[[str], Any]] = {int: read_int, float: _read_float, str: str}
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
