@@ -75,22 +75,32 @@ def draft_at(drafter: Drafter, params, state, bonus, lens, table):
     return programs(drafter)[0](params, state, block_at(ids, lens, table, PAGE_SIZE))
 
 
-def ingest_at(drafter: Drafter, params, state, features, lens, num_valid, table):
-    """features [B, N, F * E], of which the first num_valid[b] of row b are committed."""
-    features = jnp.asarray(features)
+def ingest_at(params, state, features, lens, num_valid, table):
+    """features [B, 6, F * E], of which the first num_valid[b] of row b are committed."""
     block = block_at(np.zeros(features.shape[:2]), lens, table, PAGE_SIZE)
-    num_valid = jnp.asarray(num_valid, jnp.int32)
     valid = np.arange(features.shape[1]) < np.asarray(num_valid)[:, None]
-    locs = jnp.where(valid, block.kv_locs, block.kv_locs % PAGE_SIZE)
     batch = IngestBatch(
         rows=jnp.ones_like(block.lens),
-        block=block.replace(kv_locs=locs),
+        block=block.replace(kv_locs=jnp.where(valid, block.kv_locs, block.kv_locs % PAGE_SIZE)),
         next_ids=block.token_ids,
-        features=features,
-        num_valid=num_valid,
+        features=jnp.asarray(features),
+        num_valid=jnp.asarray(num_valid, jnp.int32),
     )
-    state, carry = programs(drafter)[1](params, state, batch)
+    # Windows, causality and limits are the draft's business: one program ingests for all configs.
+    state, carry = programs(build())[1](params, state, batch)
     assert carry == ()
+    return state
+
+
+def context_of(params, length: int, table, start: int = 0, state=None):
+    """The drafter's KV once the first `length` rows of FEATURES are committed, 6 at a time."""
+    state = build().init_state(17, 2, 32) if state is None else state
+    while start < length:
+        count = min(6, length - start)
+        features = np.zeros((1, 6, FEATURES.shape[1]), np.float32)
+        features[0, :count] = FEATURES[start : start + count]
+        state = ingest_at(params, state, features, [start], [count], table)
+        start += count
     return state
 
 
@@ -112,13 +122,11 @@ def test_drafts_after_each_commit_equal_the_original_module(case, causal):
     """PyPI dflash 0.1.0 with its own cropped cache; windows of 7, rope and eps of the drafter's."""
     config = dataclasses.replace(DFLASH, layer_causal=causal)
     drafter, params, table = build(config), params_of(), page_tables(1, 8)
-    state, length = drafter.init_state(9, 1, 32), 0
+    state, length = drafter.init_state(17, 2, 32), 0
     for count, bonus, expected in zip(
         FILE["commits"], FILE["bonus"], FILE[f"hidden_{case}"], strict=True
     ):
-        features = np.zeros((1, 6, FEATURES.shape[1]), np.float32)
-        features[0, :count] = FEATURES[length : length + count]
-        state = ingest_at(drafter, params, state, features, [length], [count], table)
+        state = context_of(params, length + count, table, start=length, state=state)
         length += count
         hidden, out, state = draft_at(drafter, params, state, bonus, [length], table)
 
@@ -137,25 +145,25 @@ def test_materialised_context_equals_concatenation_after_each_layer(num_layers):
         layer_windows=DFLASH.layer_windows[:num_layers],
         layer_causal=DFLASH.layer_causal[:num_layers],
     )
-    drafter, params, table = build(config), params_of(num_layers), page_tables(1, 8)
-    state = drafter.init_state(9, 1, 32)
-    state = ingest_at(drafter, params, state, FEATURES[None, :17], [0], [17], table)
-    hidden, _, _ = draft_at(drafter, params, state, 3, [17], table)
+    table = page_tables(1, 8)
+    state = context_of(params_of(), 17, table)[:num_layers]
+    hidden, _, _ = draft_at(build(config), params_of(num_layers), state, 3, [17], table)
     expected = dense_drafts(17, 3, config, num_layers)
     np.testing.assert_allclose(hidden[0], expected, rtol=0, atol=1e-5)
 
 
-def test_prompts_ingested_in_tiles_equal_one_piece():
-    drafter, params, tables = build(), params_of(), page_tables(1, 8)
-    whole = drafter.init_state(9, 1, 32)
-    whole = ingest_at(drafter, params, whole, FEATURES[None, :15], [0], [15], tables)
-    tiles = np.zeros((2, 8, FEATURES.shape[1]), np.float32)
-    tiles[0], tiles[1, :7] = FEATURES[:8], FEATURES[8:15]
-    state = drafter.init_state(9, 1, 32)
-    state = ingest_at(drafter, params, state, tiles, [0, 8], [8, 7], tables[[0, 0]])
-    for pages, expected in zip(state, whole, strict=True):
-        rows = rows_of(expected, tables[0], 15)
-        np.testing.assert_allclose(rows_of(pages, tables[0], 15), rows, rtol=0, atol=1e-5)
+def test_prompts_ingested_in_one_call_equal_tile_after_tile():
+    """Rows are tiles of 6: two of one prompt, the last one short."""
+    params, tables = params_of(), page_tables(1, 8)
+    expected = context_of(params, 9, tables)
+    tiles = np.zeros((2, 6, FEATURES.shape[1]), np.float32)
+    tiles[0], tiles[1, :3] = FEATURES[:6], FEATURES[6:9]
+    state = build().init_state(17, 2, 32)
+    state = ingest_at(params, state, tiles, [0, 6], [6, 3], tables[[0, 0]])
+    for pages, expected_pages in zip(state, expected, strict=True):
+        rows = rows_of(expected_pages, tables[0], 9)
+        np.testing.assert_allclose(rows_of(pages, tables[0], 9), rows, rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(pages[tables[0, 3:]], 0)
 
 
 def test_rejected_slots_change_nothing_even_when_poisoned():
@@ -165,7 +173,7 @@ def test_rejected_slots_change_nothing_even_when_poisoned():
     def second_drafts(poison: float):
         state = drafter.init_state(17, 2, 32)
         prompts = np.stack([FEATURES[:6], FEATURES[3:9]])
-        state = ingest_at(drafter, params, state, prompts, [0, 0], [5, 6], tables)
+        state = ingest_at(params, state, prompts, [0, 0], [5, 6], tables)
         _, _, state = draft_at(drafter, params, state, [7, 8], [5, 6], tables)
         verified = np.stack([FEATURES[5:11], FEATURES[9:15]])
         verified[0, 1:] += poison
@@ -173,7 +181,7 @@ def test_rejected_slots_change_nothing_even_when_poisoned():
             pages.at[tables[0, 1], :, :, 2:].add(poison).at[tables[0, 2], :, :, :3].add(poison)
             for pages in state
         )
-        state = ingest_at(drafter, params, state, verified, [5, 6], [1, 6], tables)
+        state = ingest_at(params, state, verified, [5, 6], [1, 6], tables)
         committed = [rows_of(p, tables[b], n) for p in state for b, n in ((0, 6), (1, 12))]
         hidden, out, _ = draft_at(drafter, params, state, [9, 10], [6, 12], tables)
         return hidden, out.tokens, committed
@@ -192,24 +200,28 @@ def test_rejected_slots_change_nothing_even_when_poisoned():
 @pytest.mark.parametrize("window", [6, 8, 100], ids=["one block", "8", "longer than all"])
 def test_a_draft_window_equals_masked_full_attention(window):
     """F25: page size 4, lengths 6..14 one by one."""
-    config = dataclasses.replace(DFLASH, layer_windows=(None, None, 7))
-    drafter, params, table = build(config, window), params_of(), page_tables(1, 8)
-    state = drafter.init_state(9, 1, 32)
-    state = ingest_at(drafter, params, state, FEATURES[None, :5], [0], [5], table)
+    config = dataclasses.replace(
+        DFLASH, num_layers=2, layer_windows=(None, 7), layer_causal=(False, True)
+    )
+    drafter, params, table = build(config, window), params_of(2), page_tables(1, 8)
+    state, everything = context_of(params_of(), 5, table), params_of()
     for length in range(6, 15):
-        one = FEATURES[None, length - 1 : length]
-        state = ingest_at(drafter, params, state, one, [length - 1], [1], table)
-        hidden, _, state = draft_at(drafter, params, state, 3, [length], table)
-        expected = dense_drafts(length, 3, config, draft_window=window)
+        state = context_of(everything, length, table, start=length - 1, state=state)
+        hidden, _, scratched = draft_at(drafter, params, state[:2], 3, [length], table)
+        state = (*scratched, state[2])
+        expected = dense_drafts(length, 3, config, num_layers=2, draft_window=window)
         np.testing.assert_allclose(hidden[0], expected, rtol=0, atol=1e-5)
 
 
 def test_a_row_whose_block_runs_past_the_drafters_positions_stops_drafting():
     """F8: positions 0..15 exist; a block of 6 fits behind 10 tokens, not behind 11."""
-    config = dataclasses.replace(DFLASH, max_position_embeddings=16)
-    drafter, params = build(config), params_of()
+    config = dataclasses.replace(
+        DFLASH, num_layers=1, layer_windows=(7,), layer_causal=(True,), max_position_embeddings=16
+    )
+    drafter = build(config)
     state = drafter.init_state(33, 4, 32)
-    _, out, _ = draft_at(drafter, params, state, [1, 2, 3, 4], [0, 10, 11, 20], page_tables(4, 8))
+    table = page_tables(4, 8)
+    _, out, _ = draft_at(drafter, params_of(1), state, [1, 2, 3, 4], [0, 10, 11, 20], table)
     assert out.num_draft_tokens.tolist() == [5, 5, 0, 0]
 
 
