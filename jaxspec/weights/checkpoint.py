@@ -13,9 +13,9 @@ from typing import Any
 from jaxspec.models.config import ModelConfig
 from jaxspec.weights.config_json import read_model_config
 from jaxspec.weights.files import StoredTensor
+from jaxspec.weights.folder import ModelFiles
 from jaxspec.weights.gguf import open_gguf
 from jaxspec.weights.gguf_config import gguf_model_config, gguf_names
-from jaxspec.weights.hub import ModelFiles
 from jaxspec.weights.mapping import HF_NAMES, TensorNames
 from jaxspec.weights.safetensors import open_safetensors
 

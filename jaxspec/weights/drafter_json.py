@@ -74,7 +74,7 @@ def detect_drafter(folder: Path) -> str:
             file, f"dflash_config is {config['dflash_config']!r}, not an object", "fetch it again"
         )
     if variant := _variant(config, architecture):
-        raise ModelFileError(file, f"is a {variant} drafter, which is not supported", remedy)
+        raise ModelFileError(file, f"the drafter is {variant}, which is not supported", remedy)
     if architecture not in _KINDS:
         raise ModelFileError(file, f"{architecture} is not a drafter that jaxspec knows", remedy)
     return _KINDS[architecture]

@@ -24,6 +24,7 @@ class ModelFileError(ValueError):
 
     def __init__(self, file: Path | str, what: str, remedy: str) -> None:
         super().__init__(f"{file}: {what}; {remedy}.")
+        self.file, self.what = file, what
 
 
 @dataclass(frozen=True, slots=True)

