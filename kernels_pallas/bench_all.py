@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         print(f"\n{op} ({time.perf_counter() - start:.0f} s)\n{measure.table(rows)}", flush=True)
         if args.out is not None:
-            measure.write_results(args.out / f"kernels_{op}.json", rows)
+            measure.write_results(args.out, op, rows)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
     return len(failed)

@@ -99,8 +99,20 @@ def _wall_time(run, args, repeats) -> Timing:
     return Timing(statistics.median(times), 1.0, "wall", {})
 
 
-def bench_cases(op: str, cases: Iterable[Any], repeats: int = 50) -> list[Row]:
-    """Times the reference and the best kernel here of an op, after the self-test of each case."""
+def bench_cases(
+    op: str,
+    cases: Iterable[Any],
+    repeats: int = 50,
+    keep: Callable[[Any], Any] = lambda results: results,
+) -> list[Row]:
+    """Times the reference and the best kernel here of an op, after the self-test of each case.
+
+    Args:
+      op: name of the op.
+      cases: some of its own, or like them.
+      repeats: profiled calls of each.
+      keep: drops from the results what a step updates in place, and would be copied here.
+    """
     best = dispatch.pick(op).name
     rows = []
     for case in cases:
@@ -108,7 +120,7 @@ def bench_cases(op: str, cases: Iterable[Any], repeats: int = 50) -> list[Row]:
         args, static = dispatch.cases_module(op).make_inputs(case)
         for implementation in dict.fromkeys((dispatch.XLA, best)):
             run = functools.partial(dispatch.function(op), implementation=implementation, **static)
-            timing = device_time(run, *args, repeats=repeats)
+            timing = device_time(lambda *args, run=run: keep(run(*args)), *args, repeats=repeats)
             rows.append(
                 {
                     "op": op,
@@ -122,10 +134,10 @@ def bench_cases(op: str, cases: Iterable[Any], repeats: int = 50) -> list[Row]:
     return rows
 
 
-def write_results(path: Path, rows: list[Row]) -> None:
-    """Writes rows as the README's tables read them: with command, device, versions and date."""
+def write_results(folder: Path, op: str, rows: list[Row]) -> None:
+    """Writes an op's rows as the README's tables read them: with all that they depend on."""
     results = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": f"python -m kernels_pallas.{op}.bench",
         "device": dispatch.Device.current().kind,
         "versions": {
             "python": sys.version.split()[0],
@@ -135,8 +147,8 @@ def write_results(path: Path, rows: list[Row]) -> None:
         "date": datetime.date.today().isoformat(),
         "rows": rows,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"kernels_{op}.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -155,12 +167,12 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def main(name: str, bench: Callable[[], list[Row]], argv: list[str] | None = None) -> None:
-    """The command line of a `bench.py`: prints its table and writes `--out`/<name>.json."""
-    parser = argparse.ArgumentParser(prog=f"python -m kernels_pallas.{name}.bench")
+def main(op: str, bench: Callable[[], list[Row]], argv: list[str] | None = None) -> None:
+    """The command line of a `bench.py`: prints its table and writes `--out`/kernels_<op>.json."""
+    parser = argparse.ArgumentParser(prog=f"python -m kernels_pallas.{op}.bench")
     parser.add_argument("--out", type=Path, help="folder for the JSON file")
     args = parser.parse_args(argv)
     rows = bench()
     print(table(rows))
     if args.out is not None:
-        write_results(args.out / f"kernels_{name}.json", rows)
+        write_results(args.out, op, rows)

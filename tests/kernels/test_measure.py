@@ -60,6 +60,7 @@ def test_a_bench_writes_its_rows_with_what_they_depend_on(tmp_path, monkeypatch,
     assert "batch 1" in capsys.readouterr().out
     results = json.loads((tmp_path / "kernels_accept.json").read_text())
     assert set(results) == {"command", "device", "versions", "date", "rows"}
+    assert results["command"] == "python -m kernels_pallas.accept.bench"
     assert results["device"] == dispatch.Device.current().kind
     assert results["versions"]["jax"] == jax.__version__
     assert results["rows"][0]["implementation"] == "xla"
