@@ -67,7 +67,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=list(messages), **{"tools": None, "documents": None, **variables}
             )
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template can fail in any way that code can
             raise ValueError(
                 f"the chat template of {self._name} refuses the messages ({error}); each needs a "
                 "role that the model knows and its content, in the order the model expects."

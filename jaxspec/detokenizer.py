@@ -99,7 +99,8 @@ class _WindowStream:
 
     def _ends_in_bytes(self) -> bool:
         """Whether the last token is one raw byte: a run of these is valid, or not, as a whole."""
-        for token in reversed(self._window):
-            if not (self._skip and self._tokenizer.is_special(token)):
-                return _BYTE_TOKEN.fullmatch(self._tokenizer.token(token) or "") is not None
+        for token_id in reversed(self._window):
+            token = self._tokenizer.token(token_id)
+            if token is not None and not (self._skip and self._tokenizer.is_special(token_id)):
+                return _BYTE_TOKEN.fullmatch(token) is not None
         return False
