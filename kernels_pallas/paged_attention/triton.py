@@ -162,7 +162,7 @@ def _attend(
     def load(kv_index, t, position, keep):
         if page_size % tile == 0:
             page = pltriton.load(page_table_ref.at[b, t * tile // page_size])
-            ref = kv_ref.at[page, kv_index, j, pl.ds(t * tile % page_size, tile)]
+            ref = kv_ref.at[page, jnp.int32(kv_index), j, pl.ds(t * tile % page_size, tile)]
         else:
             column = position // page_size
             pages = pltriton.load(page_table_ref.at[b, column], mask=column < columns, other=0)
