@@ -8,6 +8,7 @@ from pathlib import Path
 from jaxspec.config import EngineConfig
 from jaxspec.drafters.base import DrafterPlan, DrafterSetup
 from jaxspec.drafters.dflash import plan_dflash
+from jaxspec.drafters.eagle import plan_eagle
 from jaxspec.drafters.ngram import plan_ngram
 from jaxspec.drafters.none import plan_none
 from jaxspec.models.config import ModelConfig
@@ -19,6 +20,8 @@ DRAFTERS: dict[str, Callable[[DrafterSetup], DrafterPlan]] = {
     "none": plan_none,
     "ngram": plan_ngram,
     "dflash": plan_dflash,
+    "eagle": plan_eagle,
+    "eagle3": plan_eagle,
 }
 MODEL_FREE = ("none", "ngram")  # named by themselves; the others by their checkpoint
 

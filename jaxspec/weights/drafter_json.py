@@ -30,8 +30,14 @@ log = logging.getLogger(__name__)
 DEFAULT_MASK_TOKEN = "<|MASK|>"  # of z-lab's and SGLang's loaders
 TokenId = Callable[[str], int | None]  # a tokenizer's id of a token's exact text
 
-_KINDS = {"DFlashDraftModel": "dflash"}  # architecture -> key of `drafters.registry.DRAFTERS`
-_UNSUPPORTED = ("DFlash2", "Domino", "DSpark", "Eagle3", "Eagle")  # as architectures name them
+# Architecture -> key of `drafters.registry.DRAFTERS`.
+_KINDS = {
+    "DFlashDraftModel": "dflash",
+    "LlamaForCausalLMEagle3": "eagle3",
+    "LlamaForCausalLMEagle": "eagle",
+}
+_SPECULATORS = {"eagle3": "eagle3"}  # `speculators_model_type` -> key
+_UNSUPPORTED = ("DFlash2", "Domino", "DSpark")  # as architectures name them
 # Keys of `dflash_config`, or beside it, that turn DFlash into another network.
 _VARIANTS = {
     "conv_kernel_size": "DFlash2",
@@ -55,16 +61,18 @@ _FACTORS: dict[str, Any] = {
 
 
 def detect_drafter(folder: Path) -> str:
-    """What a drafter checkpoint is: "dflash".
+    """What a drafter checkpoint is, as a key of `drafters.registry.DRAFTERS`.
 
     Raises:
         ModelFileError: no config, or a kind of drafter that jaxspec does not run.
     """
     file = folder / "config.json"
     config = read_json(file)
-    remedy = "jaxspec runs DFlash drafters (DFlashDraftModel), `ngram` and `none`"
+    remedy = "jaxspec runs " + ", ".join(_KINDS) + ", `ngram` and `none`"
     if "speculators_model_type" in config or "speculators_config" in config:
         kind = config.get("speculators_model_type", "unnamed")
+        if kind in _SPECULATORS:
+            return _SPECULATORS[kind]
         raise ModelFileError(
             file, f"is in the layout of the speculators library ({kind}), not supported", remedy
         )
@@ -114,7 +122,8 @@ def read_dflash_config(
             layout that jaxspec does not run.
     """
     file = folder / "config.json"
-    detect_drafter(folder)
+    if (kind := detect_drafter(folder)) != "dflash":
+        raise ModelFileError(file, f"the drafter is {kind}, not dflash", "name a DFlash checkpoint")
     config = read_json(file)
     refuse_quantization(config, file)
     try:

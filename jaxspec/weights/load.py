@@ -23,7 +23,7 @@ from jaxspec.weights.folder import weight_files
 from jaxspec.weights.mapping import HF_NAMES, Group, check, dflash_groups, target_groups
 from jaxspec.weights.safetensors import open_safetensors
 
-__all__ = ["DTYPES", "detect_drafter", "dtype_of", "load_dflash", "load_target"]
+__all__ = ["DTYPES", "detect_drafter", "dtype_of", "load_dflash", "load_groups", "load_target"]
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def load_target(
     ignored = _ignored_names(checkpoint)
     check(groups, checkpoint.tensors, ignored=ignored, source=checkpoint.path)
     return TargetParams(
-        **_load(
+        **load_groups(
             groups,
             checkpoint.tensors,
             dtype_of(dtype),
@@ -120,7 +120,7 @@ def load_dflash(
         prefix=prefix,
     )
     check(groups, tensors, ignored=HF_NAMES.ignored, source=folder)
-    arrays = _load(groups, tensors, dtype_of(dtype), put=put, progress=progress)
+    arrays = load_groups(groups, tensors, dtype_of(dtype), put=put, progress=progress)
     return config, DFlashParams(**arrays)
 
 
@@ -160,16 +160,19 @@ def _same_values(first: StoredTensor, second: StoredTensor) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-def _load(
+def load_groups(
     groups: Sequence[Group],
     tensors: Mapping[str, StoredTensor],
     dtype: np.dtype,
     *,
     optional: tuple[str, ...] = (),
-    put: Put,
-    progress: Progress,
+    put: Put = jax.device_put,
+    progress: Progress = no_progress,
 ) -> dict[str, object]:
-    """Fills every group; gives the fields of a params dataclass, `layers` among them."""
+    """Fills every group; gives the fields of a params dataclass, `layers` among them.
+
+    optional: fields that are None where no group fills them. The others are as in `load_target`.
+    """
     total = sum(math.prod(group.shape) for group in groups)
     done = 0
     whole: dict[str, object] = dict.fromkeys(optional)

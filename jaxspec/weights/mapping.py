@@ -120,7 +120,7 @@ def target_groups(config: ModelConfig, names: TensorNames) -> tuple[Group, ...]:
     ]
     if not config.tie_word_embeddings:
         groups.append(_single("lm_head", names.lm_head + ".weight", (vocab, width)))
-    return (*groups, *_decoder_groups(config, names, qk_norm=config.qk_norm))
+    return (*groups, *decoder_groups(config, names, qk_norm=config.qk_norm))
 
 
 def dflash_groups(
@@ -134,7 +134,7 @@ def dflash_groups(
         _single("norm", f"{prefix}norm.weight", (width,)),
     )
     names = replace(HF_NAMES, layer=prefix + "layers.{}.")
-    return (*groups, *_decoder_groups(config, names, qk_norm=True))
+    return (*groups, *decoder_groups(config, names, qk_norm=True))
 
 
 def check(
@@ -183,7 +183,8 @@ def _single(field: str, name: str, shape: tuple[int, ...]) -> Group:
     return Group(field, None, shape, (Piece(name, shape),))
 
 
-def _decoder_groups(config: DecoderSizes, names: TensorNames, *, qk_norm: bool) -> list[Group]:
+def decoder_groups(config: DecoderSizes, names: TensorNames, *, qk_norm: bool) -> list[Group]:
+    """The arrays of a stack of decoder layers: its norms, and the matrices of each layer."""
     groups = [
         _stacked("input_norms", names.input_norm, config.hidden_size, config, names),
         _stacked("post_norms", names.post_norm, config.hidden_size, config, names),

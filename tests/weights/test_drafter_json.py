@@ -189,14 +189,17 @@ REFUSED = {
     "causal word": ({"is_causal": "no"}, "is_causal is 'no', not true or false"),
     "DFlash2 by class": (
         {"architectures": ["DFlash2DraftModel"]},
-        "the drafter is DFlash2, which is not supported; jaxspec runs DFlash drafters",
+        "the drafter is DFlash2, which is not supported; jaxspec runs DFlashDraftModel",
     ),
     "DFlash2 by key": ({"nested": {**NESTED, "selector_rank": 256}}, "the drafter is DFlash2"),
     "Domino": ({"nested": {**NESTED, "projector_type": "domino"}}, "the drafter is Domino"),
     "Domino by key": ({"nested": {**NESTED, "gru_hidden_dim": 1024}}, "the drafter is Domino"),
     "DSpark": ({"nested": {**NESTED, "projector_type": "dspark"}}, "the drafter is DSpark"),
     "DSpark by class": ({"architectures": ["Qwen3DSparkModel"]}, "the drafter is DSpark"),
-    "EAGLE-3": ({"architectures": ["LlamaForCausalLMEagle3"]}, "the drafter is Eagle3"),
+    "EAGLE-3": (
+        {"architectures": ["LlamaForCausalLMEagle3"]},
+        "the drafter is eagle3, not dflash",
+    ),
     "speculators": (
         {"drop": ["architectures"], "speculators_model_type": "dflash"},
         r"in the layout of the speculators library \(dflash\), not supported",
