@@ -8,6 +8,7 @@ fault of its KV, its carry or its positions shows in the accept lengths.
 
 from __future__ import annotations
 
+import codecs
 import functools
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache.kv_pages import kv_locs_at
 from jaxspec.drafters.base import DraftBlock, DraftContext, Drafter, IngestBatch, ModelParams
 from jaxspec.future_map import token_dtype
 from jaxspec.models.base import KV, Block, Target, TargetOutput
@@ -184,35 +184,22 @@ def build_random_drafter(num_draft_tokens: int) -> Drafter:
     )
 
 
-class ByteTokenizer:
-    """A token is a byte: exact, and splits characters of several bytes."""
+class PieceDetokenizer:
+    """Text of tokens that stand for bytes each; holds back the bytes of an unfinished character."""
 
-    def encode(self, text: str) -> list[int]:
-        """Bytes of the text."""
-        return list(text.encode())
-
-    def detokenizer(self) -> ByteDetokenizer:
-        """A new incremental decoder."""
-        return ByteDetokenizer()
-
-
-class ByteDetokenizer:
-    """Holds back the bytes of an unfinished character."""
-
-    def __init__(self):
-        import codecs
-
+    def __init__(self, pieces: dict[int, bytes]):
+        self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: list[int]) -> str:
-        """Adds bytes."""
-        return self._decoder.decode(bytes(token % 256 for token in token_ids))
+        """Adds tokens."""
+        return self._decoder.decode(b"".join(self._pieces[token] for token in token_ids))
 
     def flush(self) -> str:
         """What is left."""
         return self._decoder.decode(b"", final=True)
 
 
-def kv_locs_of(page_table, positions, page_size):
-    """Shortcut for tests of the toy models."""
-    return kv_locs_at(page_table, positions, page_size)
+def letters() -> dict[int, bytes]:
+    """A letter or digit for each token of the toy vocabulary."""
+    return {token: b"abcdefghijklmnopqrstuvwxyz012345"[token : token + 1] for token in range(VOCAB)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import jax
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,6 +15,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import build_steps
 from jaxspec.request import Request, RequestOutput, SamplingParams
+from tests import oracle
 from tests.fakes import (
     EOS,
     VOCAB,
@@ -27,13 +29,20 @@ from tests.fakes import (
 CONTEXT = 32
 PAGE = 4
 BLOCK = 8
+SLOTS = 3
+TILE = 4
+DISPATCH = 4 * TILE  # prompt tokens that one prefill dispatch holds
+SCRIPT = (3, 0, 7, 1, 5, 2, 6, 4)
 
 
 def make_geometry(**changes) -> Geometry:
-    """Context 32, block 8, page 4, two slots: the sizes of the fault table."""
+    """Context 32, block 8, page 4 as in the fault table; one bucket each, so one program a kind.
+
+    Three slots in batches of four rows: a padding row stands in every batch.
+    """
     block = changes.pop("block_size", BLOCK)
     steps = changes.pop("decode_steps", 1)
-    slots = changes.pop("num_slots", 2)
+    slots = changes.pop("num_slots", SLOTS)
     max_len = changes.pop("max_model_len", CONTEXT)
     page = changes.pop("page_size", PAGE)
     per_slot = -(-(max_len + 2 * block * steps) // page)
@@ -45,9 +54,9 @@ def make_geometry(**changes) -> Geometry:
         pages_per_slot=per_slot,
         max_model_len=max_len,
         block_size=block,
-        prefill_tile=4,
-        prefill_buckets=(1, 2, 4, 8),
-        batch_buckets=tuple(1 << i for i in range((slots - 1).bit_length() + 1)),
+        prefill_tile=TILE,
+        prefill_buckets=(4,),
+        batch_buckets=(slots + 1,),
         decode_steps=steps,
         max_stop_ids=4,
         poison=True,
@@ -72,7 +81,7 @@ def drafter_named(name: str, block: int = BLOCK, page: int = PAGE) -> Drafter:
 def make_engine(
     drafter: str | Drafter = "scripted",
     *,
-    accepts: list[int] | int = 3,
+    accepts: Sequence[int] | int = SCRIPT,
     overlap: bool = True,
     split: bool = False,
     make_detokenizer=None,
@@ -90,9 +99,8 @@ def make_engine(
         drafter = drafter_named(drafter, geometry.block_size, geometry.page_size)
     target = build_table_target(geometry.page_size)
     table = jnp.asarray(make_table(table_seed))
-    pattern = [accepts] if isinstance(accepts, int) else accepts
-    script = np.resize(np.asarray(pattern, np.int32), geometry.max_model_len + 64)
-    params = ModelParams(target=table, drafter=ScriptedParams(jnp.asarray(script), table))
+    script = script_of(accepts)
+    params = ModelParams(table, ScriptedParams(jnp.asarray(script), table))
     steps = {
         greedy: build_steps(geometry, target, drafter, greedy=greedy, split=split)
         for greedy in (True, False)
@@ -106,6 +114,12 @@ def make_engine(
         make_detokenizer=make_detokenizer,
         overlap=overlap,
     )
+
+
+def script_of(accepts: Sequence[int] | int) -> np.ndarray:
+    """How many drafts are right, by position of the bonus token; shorter lists repeat."""
+    pattern = [accepts] if isinstance(accepts, int) else list(accepts)
+    return np.resize(np.asarray(pattern, np.int32), 2 * CONTEXT)
 
 
 def request(name: str, prompt: list[int], **params) -> Request:
@@ -138,6 +152,25 @@ def tokens_of(output: RequestOutput) -> list[int]:
     return output.outputs[0].token_ids
 
 
-def block_until_ready(engine: Engine) -> None:
-    """Waits for all device work of an engine."""
-    jax.block_until_ready(engine._state)
+def expected(asked: Request) -> oracle.Expected:
+    """What plain decoding in plain Python makes of a request."""
+    return oracle.decode(list(asked.prompt_token_ids), asked.params, max_model_len=CONTEXT)
+
+
+def check(outputs: dict[str, RequestOutput], *requests: Request) -> None:
+    """Asserts that each request ended as plain decoding does."""
+    for asked in requests:
+        want, output = expected(asked), outputs[asked.request_id]
+        assert tokens_of(output) == list(want), asked
+        assert output.finished
+        assert output.outputs[0].finish_reason == want.finish_reason, asked
+
+
+def scripted_accept_lengths(asked: Request, accepts: Sequence[int] | int) -> list[int]:
+    """The accept lengths that the scripted drafter must show on a request that runs to its end."""
+    script, lengths = script_of(accepts), []
+    emitted, total, start = 1, len(expected(asked)), len(asked.prompt_token_ids)
+    while emitted < total:
+        lengths.append(int(script[start + emitted - 1]) + 1)
+        emitted += lengths[-1]
+    return lengths
