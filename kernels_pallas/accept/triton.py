@@ -67,13 +67,11 @@ def _kernel(
     block_size = block_ids_ref.shape[1]
     lane = lanes(block_size)
     in_block = lane < block_size
-    has_draft = lane < block_size - 1
     predicted = pltriton.load(predicted_ref.at[b, lane], mask=in_block, other=0)
     predicted = predicted.astype(block_ids_ref.dtype)
-    draft = pltriton.load(block_ids_ref.at[b, lane + 1], mask=has_draft, other=0)
-    # The first lane without a match: at the latest the last one, which has no draft.
-    num_accepted = jnp.min(jnp.where(has_draft & (predicted == draft), block_size - 1, lane))
-    num_accepted = jnp.minimum(num_accepted, block_size - 1)
+    draft = pltriton.load(block_ids_ref.at[b, lane + 1], mask=lane < block_size - 1, other=0)
+    # The first lane whose draft is wrong; the last position, without a draft, ends every row.
+    num_accepted = jnp.min(jnp.where(predicted == draft, block_size - 1, lane))
     limits = (lens_ref, max_lens_ref, stop_ids_ref, frozen_ref)
     commit(b, predicted, num_accepted, block_ids_ref, limits, accepted_refs)
 
