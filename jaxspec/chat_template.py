@@ -13,6 +13,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from jaxspec.weights.files import ModelFileError
+
 
 class _GenerationTag(Extension):
     """Reads `{% generation %}`, which marks the model's own text for training, as nothing."""
@@ -35,7 +37,7 @@ class ChatTemplate:
             name: of the model, for messages.
 
         Raises:
-            ValueError: the source is not valid jinja2.
+            ModelFileError: the source is not valid jinja2.
         """
         self._name = name
         # Settings and helpers are those of transformers' apply_chat_template.
@@ -48,9 +50,10 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ValueError(
-                f"the chat template of {name} is not valid jinja2 (line {error.lineno}: "
-                f"{error.message}); replace it or prompt with plain text."
+            raise ModelFileError(
+                name,
+                f"its chat template is not valid jinja2 (line {error.lineno}: {error.message})",
+                "replace it or remove it",
             ) from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:

@@ -39,7 +39,7 @@ class Tokenizer:
             add_bos: whether `encode` puts bos_token first where the backend does not.
 
         Raises:
-            ValueError: the template is not valid jinja2.
+            ModelFileError: the template is not valid jinja2.
         """
         self.name = name
         self.special_tokens = dict(special_tokens or {})
@@ -155,8 +155,8 @@ def load_tokenizer(source: Path | Mapping[str, Any], *, name: str) -> Tokenizer:
         name: of the model, for messages.
 
     Raises:
-        ModelFileError: the tokenizer is missing, corrupt, or of a kind that is not supported.
-        ValueError: the chat template is not valid jinja2.
+        ModelFileError: the tokenizer is missing, corrupt, or of a kind that is not supported; or
+            the chat template is not valid jinja2.
     """
     if isinstance(source, Path):
         return _from_folder(source, name)

@@ -310,7 +310,7 @@ def test_a_template_that_refuses_is_quoted(source, reason):
 
 
 def test_a_template_that_is_no_jinja_is_refused():
-    with pytest.raises(ValueError, match=r"template of m is not valid jinja2 \(line 2: "):
+    with pytest.raises(ModelFileError, match=r"m: template is not valid jinja2 \(line 2: "):
         ChatTemplate("a\n{% if %}", name="m")
 
 

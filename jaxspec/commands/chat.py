@@ -26,6 +26,7 @@ from jaxspec.request import RequestError, SamplingParams
 
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
+    from jaxspec.prompts import EncodedPrompt
 
 _DEFAULTS = {"temperature": 0.0, "max_tokens": 1024}
 _CONTEXT = 4096  # unless asked otherwise; a conversation rarely needs a long model's all
@@ -126,14 +127,10 @@ class Session:
 
         A turn that cannot be served is reported, and is not part of the conversation.
         """
-        from jaxspec.prompts import encode_chat
-
         turn = {"role": "user", "content": line}
         try:
-            prompt = encode_chat(
-                self._llm.tokenizer,
-                [*self.messages, turn],
-                enable_thinking=self._enable_thinking,
+            prompt = encode_turns(
+                self._llm, [*self.messages, turn], enable_thinking=self._enable_thinking
             )
             stream = self._llm.stream({"prompt_token_ids": prompt.token_ids}, self._params)
         except RequestError as error:
@@ -148,8 +145,19 @@ class Session:
         except KeyboardInterrupt:
             write(" [stopped]")
         write("\n")
+        output = stream.output
+        if output is not None and output.error is not None:
+            print(f"jaxspec: the request failed: {output.error}", file=sys.stderr)
+            return
         self.messages += [turn, {"role": "assistant", "content": text}]
-        if stream.output is not None and stream.output.finished:
-            print_figures(self._llm, stream.output)
-        if stream.output is not None and stream.output.error is not None:
-            print(f"jaxspec: the request failed: {stream.output.error}", file=sys.stderr)
+        if output is not None and output.finished:
+            print_figures(self._llm, output)
+
+
+def encode_turns(
+    llm: LLM, messages: list[dict[str, str]], *, enable_thinking: bool | None
+) -> EncodedPrompt:
+    """The conversation as a prompt."""
+    from jaxspec.prompts import encode_chat
+
+    return encode_chat(llm.tokenizer, messages, enable_thinking=enable_thinking)
