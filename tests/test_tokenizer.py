@@ -310,7 +310,8 @@ def test_a_template_that_refuses_is_quoted(source, reason):
 
 
 def test_a_template_that_is_no_jinja_is_refused():
-    with pytest.raises(ModelFileError, match=r"m: template is not valid jinja2 \(line 2: "):
+    message = r"m: its chat template is not valid jinja2 \(line 2: "
+    with pytest.raises(ModelFileError, match=message):
         ChatTemplate("a\n{% if %}", name="m")
 
 
