@@ -41,17 +41,11 @@ CASES = (
     Case("window of 1", (0, 33), block=3, window=1),
     Case("window around a page", (14, 15, 16, 40, 101), block=4, window=17),
     Case("draft block in a window", (2, 63), block=9, window=5, causal=False),
-    Case("tree", (0, 15, 50), block=13, tree=True),
-    Case("tree of two words", (21,), block=40, tree=True, heads=3, padding_rows=1),
-    *(
-        Case(f"group of {group}, head size {dim}", (3, 31), 6, group, 1, dim)
-        for group, dim in ((1, 128), (2, 128), (3, 64), (4, 128), (8, 64))
-    ),
-    *(
-        Case(f"pages of {size}", (size - 1, size, size + 1), 2, page_size=size, columns=3)
-        for size in (32, 64, 128)
-    ),
-    Case("float16", (17, 90), 4, dtype="float16"),
+    Case("trees of two words", (0, 21), block=40, tree=True, heads=3, padding_rows=1),
+    Case("group of 1, pages of 32", (31, 32, 33), 6, 1, 1, 128, 32, columns=3),
+    Case("group of 3, pages of 64", (63, 64, 65), 2, 9, 3, 64, 64, columns=3),
+    Case("group of 4, pages of 128", (127, 128, 129), 3, 4, 1, 128, 128, columns=2),
+    Case("group of 8, float16", (17, 90), 4, 8, 1, 64, dtype="float16"),
 )
 
 

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels_pallas import dispatch, testing
+from kernels_pallas.paged_attention import cases, paged_attention, triton
+from tests.kernels import attention_oracle
+
+
+def attend(args, implementation, **static):
+    return jax.jit(functools.partial(paged_attention, **static, implementation=implementation))(
+        *args
+    )
+
+
+@functools.cache
+def expected(case):
+    """The oracle's result, and the plain result in the case's own precision."""
+    args, static = cases.make_inputs(case)
+    exact = attention_oracle.attend(*args, **static)
+    plain = exact if case.dtype == "float32" else attend(args, "xla", **static)
+    return testing.array(exact, "float32"), testing.array(plain, case.dtype)
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=[case.name for case in cases.CASES])
+def test_every_case_equals_the_oracle(case, implementation):
+    args, static = cases.make_inputs(case)
+    exact, plain = expected(case)
+    assert testing.compare_results(attend(args, implementation, **static), plain, exact) is None
+
+
+def small(**changes):
+    case = cases.Case("small", (5, 18), block=4, columns=4)._replace(**changes)
+    return cases.make_inputs(case)
+
+
+def test_nan_later_in_the_block_does_not_reach_earlier_queries(implementation):
+    # A prompt's last tile: the request ends at query 1, what lies behind was never written.
+    (q, kv_pages, page_table, lens), static = small()
+    clean = attend((q, kv_pages, page_table, lens), implementation, **static)
+    page, offset = page_table[1, 20 // 16], 20 % 16
+    torn = kv_pages.at[page, :, :, offset:].set(jnp.nan)
+    out = attend((q, torn, page_table, lens), implementation, **static)
+    np.testing.assert_array_equal(out[1, :2], clean[1, :2])
+    assert np.isnan(out[1, 2:]).all()
+
+
+def test_nan_that_a_query_sees_reaches_it(implementation):
+    (q, kv_pages, page_table, lens), static = small()
+    torn = kv_pages.at[page_table[1, 0], :, :, 3].set(jnp.nan)
+    out = attend((q, torn, page_table, lens), implementation, **static)
+    assert np.isnan(out[1]).all()
+    assert np.isfinite(out[0]).all() == (page_table[0, 0] != page_table[1, 0])
+
+
+def test_a_query_whose_mask_is_empty_gets_zero(implementation):
+    (q, kv_pages, page_table, _), _ = small()
+    lens, mask = jnp.zeros(2, jnp.int32), jnp.zeros((2, 4, 1), jnp.uint32)
+    out = attend((q, jnp.nan_to_num(kv_pages), page_table, lens), implementation, block_mask=mask)
+    np.testing.assert_array_equal(out, jnp.zeros_like(q))
+
+
+def test_scale_is_the_given_one(implementation):
+    args, static = small()
+    out = attend(args, implementation, scale=0.5, **static)
+    exact = testing.array(attention_oracle.attend(*args, scale=0.5, **static), "float32")
+    assert testing.compare_results(out, exact, exact) is None
+
+
+def test_sixty_four_bit_types_change_nothing(implementation):
+    args, static = small()
+    with jax.enable_x64(True):
+        wide = attend(args, implementation, **static)
+    assert wide.dtype == jnp.float32
+    np.testing.assert_array_equal(wide, attend(args, implementation, **static))
+
+
+def test_the_reference_reads_a_wide_table_only_as_far_as_it_is_used():
+    (q, kv_pages, page_table, lens), static = small()
+    # Ids out of range would be clamped to the last page, which holds NaN here.
+    wide = jnp.concatenate([page_table, jnp.full((2, 4000), 10_000, jnp.int32)], axis=1)
+    poisoned = jnp.concatenate([kv_pages, jnp.full((1, *kv_pages.shape[1:]), jnp.nan)])
+    run = jax.jit(functools.partial(paged_attention, **static))
+    np.testing.assert_array_equal(
+        run(q, poisoned, wide, lens), run(q, kv_pages, page_table[:, :4], lens)
+    )
+    assert "while(" in run.lower(q, poisoned, wide, lens).compile().as_text()
+
+
+@pytest.mark.parametrize(
+    ("batch", "block", "splits"),
+    [(1, 1, 32), (1, 16, 32), (8, 16, 8), (32, 16, 2), (64, 16, 1), (256, 1, 1)],
+)
+def test_fewer_rows_are_split_into_more_programs(batch, block, splits):
+    config = triton.choose(batch, block, group=4, kv_heads=8, max_rows=8192, bits=16)
+    assert config.splits == splits
+
+
+def test_a_short_table_is_not_split():
+    assert triton.choose(1, 16, 4, 8, max_rows=64, bits=16).splits == 1
+
+
+def test_splits_change_nothing_but_the_rounding():
+    args, static = small()
+    run = functools.partial(
+        triton.paged_attention, **static, scale=0.125, block_mask=None, interpret=True
+    )
+    one, four = (
+        jax.jit(functools.partial(run, config=triton.Config(16, 16, splits, 4, 2)))(*args)
+        for splits in (1, 4)
+    )
+    assert testing.compare_results(four, one, one) is None
+
+
+def test_a_window_and_a_block_mask_exclude_each_other():
+    args, _ = small()
+    mask = jnp.ones((2, 4, 1), jnp.uint32)
+    with pytest.raises(ValueError, match="window=3 cannot be combined with a block mask"):
+        paged_attention(*args, window=3, block_mask=mask)
+
+
+def test_shapes_and_dtypes_are_checked():
+    (q, kv_pages, page_table, lens), _ = small()
+    wrong = [
+        (q[:, :, :, :32], kv_pages, page_table, lens),
+        (q[:, :, :1].repeat(3, axis=2), kv_pages.repeat(2, axis=2), page_table, lens),
+        (q, kv_pages[:, :1], page_table, lens),
+        (q, kv_pages, page_table[:1], lens),
+        (q, kv_pages, page_table, lens[:1]),
+        (q, kv_pages, page_table, lens.astype(jnp.float32)),
+        (q, kv_pages.astype(jnp.bfloat16), page_table, lens),
+    ]
+    for args in wrong:
+        with pytest.raises(AssertionError):
+            paged_attention(*args)
+    with pytest.raises(AssertionError):
+        paged_attention(q, kv_pages, page_table, lens, block_mask=jnp.ones((2, 4, 2), jnp.uint32))
+    chex.assert_equal_shape([paged_attention(q, kv_pages, page_table, lens), q])
+
+
+def test_an_unknown_implementation_is_refused():
+    args, _ = small()
+    with pytest.raises(dispatch.UnsupportedKernel, match="'cuda' is unknown"):
+        paged_attention(*args, implementation="cuda")
+
+
+def test_head_sizes_that_triton_cannot_hold_are_refused():
+    device = dispatch.Device("gpu", "NVIDIA H200", (9, 0))
+    choice = dispatch.pick("paged_attention", device=device, head_dim=96)
+    assert choice.name == "xla"
+    assert "head_dim=96 is not a power of two from 16 to 256" in choice.reason
+    assert dispatch.pick("paged_attention", device=device, head_dim=64).name == "triton"
