@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from jaxspec.drafters.ngram import build_ngram
 from jaxspec.drafters.none import build_none
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import init_state
-from jaxspec.engine.steps import build_steps
+from jaxspec.engine.steps import Steps, build_steps
 from jaxspec.request import Request, RequestOutput, SamplingParams
 from tests import oracle
 from tests.fakes import (
@@ -174,3 +176,33 @@ def scripted_accept_lengths(asked: Request, accepts: Sequence[int] | int) -> lis
         lengths.append(int(script[start + emitted - 1]) + 1)
         emitted += lengths[-1]
     return lengths
+
+
+class Call(NamedTuple):
+    """A program that the host loop called."""
+
+    kind: str  # "prefill" | "decode" | "decode_loop"
+    greedy: bool
+    packed: np.ndarray  # the very array that was handed over
+
+
+def intercept(engine: Engine, around) -> None:
+    """Puts `around(kind, greedy, step, params, state, packed)` in place of each program."""
+    for greedy, steps in list(engine._steps.items()):
+        wrapped = {
+            kind: functools.partial(around, kind, greedy, step) if step is not None else None
+            for kind, step in steps._asdict().items()
+        }
+        engine._steps[greedy] = Steps(**wrapped)
+
+
+def record(engine: Engine) -> list[Call]:
+    """Records every program that the engine calls from now on."""
+    calls: list[Call] = []
+
+    def around(kind, greedy, step, params, state, packed):
+        calls.append(Call(kind, greedy, packed))
+        return step(params, state, packed)
+
+    intercept(engine, around)
+    return calls

@@ -14,6 +14,8 @@ from jaxspec.engine.sequence import Detokenizer, Sequence
 from jaxspec.engine.state import empty_prefill_batch, pack_limits, pack_prefill_tile
 from jaxspec.request import Request, RequestError, RequestMetrics
 
+_MAX_FLOAT = float(np.finfo(np.float32).max)
+
 
 def make_sequence(
     request: Request,
@@ -54,8 +56,8 @@ def make_sequence(
     limits_row = pack_limits(
         geometry,
         max_len=max_len,
-        temperature=params.temperature,
-        top_k=max(params.top_k, 0),
+        temperature=min(params.temperature, _MAX_FLOAT),
+        top_k=min(max(params.top_k, 0), geometry.vocab_size),  # more would not fit an int32
         top_p=params.top_p,
         min_p=params.min_p,
         key=key,
