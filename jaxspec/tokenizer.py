@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders
 
 from jaxspec.chat_template import ChatTemplate
 from jaxspec.detokenizer import IncrementalDetokenizer
 from jaxspec.weights.config_json import read_json
 from jaxspec.weights.files import ModelFileError
+from jaxspec.weights.gguf_tokenizer import gguf_tokenizer
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates read it
 
@@ -27,7 +28,7 @@ class Tokenizer:
         name: str,
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
-        add_bos: bool = False,
+        bos_id: int | None = None,
     ) -> None:
         """Wraps a tokenizer of the `tokenizers` package.
 
@@ -36,7 +37,7 @@ class Tokenizer:
             name: of the model, for messages.
             special_tokens: "bos_token", "eos_token" and so on, as templates may use them.
             chat_template: jinja2 source; None where the model has none.
-            add_bos: whether `encode` puts bos_token first where the backend does not.
+            bos_id: what `encode` puts first, where the backend does not do so itself.
 
         Raises:
             ModelFileError: the template is not valid jinja2.
@@ -45,7 +46,7 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         self._backend = backend
         self._template = ChatTemplate(chat_template, name=name) if chat_template else None
-        self._prefix = [backend.token_to_id(self.special_tokens["bos_token"])] if add_bos else []
+        self._prefix = [] if bos_id is None else [bos_id]
         added = backend.get_added_tokens_decoder().items()
         self._special_ids = frozenset(id_ for id_, token in added if token.special)
         self._token_bytes: dict[int, bytes] = {}
@@ -160,7 +161,14 @@ def load_tokenizer(source: Path | Mapping[str, Any], *, name: str) -> Tokenizer:
     """
     if isinstance(source, Path):
         return _from_folder(source, name)
-    return _from_gguf(source, name)
+    backend, special_tokens, bos_id = gguf_tokenizer(source, name)
+    return Tokenizer(
+        backend,
+        name=name,
+        special_tokens=special_tokens,
+        chat_template=source.get("tokenizer.chat_template"),
+        bos_id=bos_id,
+    )
 
 
 def _from_folder(folder: Path, name: str) -> Tokenizer:
@@ -199,93 +207,8 @@ def _from_folder(folder: Path, name: str) -> Tokenizer:
 def _default_template(value: str | list[dict[str, str]] | None) -> str | None:
     """Some models have several templates by name; the one for plain chat is called default."""
     if isinstance(value, list):
-        return {entry["name"]: entry["template"] for entry in value}.get("default")
+        return {entry.get("name"): entry.get("template") for entry in value}.get("default")
     return value
-
-
-# How text is cut into words before merging, by GGUF's name: as the models' own tokenizer.json say.
-_QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3_WORDS = _QWEN2_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-
-
-def _split(pattern: str) -> list[pre_tokenizers.PreTokenizer]:
-    return [
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-
-
-_WORDS = {
-    "smollm": lambda: [
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ],
-    "qwen2": lambda: _split(_QWEN2_WORDS),
-    "llama-bpe": lambda: _split(_LLAMA3_WORDS),
-}
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # token types of GGUF
-
-
-def _from_gguf(meta: Mapping[str, Any], name: str) -> Tokenizer:
-    kind, words = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre")
-    if kind != "gpt2" or words not in _WORDS:
-        raise ModelFileError(
-            name,
-            f"its GGUF tokenizer ({kind!r}, pre {words!r}) is not supported",
-            f"jaxspec builds 'gpt2' with pre {', '.join(_WORDS)}; use the model's safetensors",
-        )
-    try:
-        tokens = meta["tokenizer.ggml.tokens"]
-        types = meta["tokenizer.ggml.token_type"].tolist()
-        merges = [tuple(merge.split(" ", 1)) for merge in meta["tokenizer.ggml.merges"]]
-        backend = tokenizers.Tokenizer(
-            models.BPE(
-                # Converters fill up the vocabulary with texts that no input may become.
-                vocab={
-                    token: index
-                    for index, (token, type_) in enumerate(zip(tokens, types, strict=True))
-                    if type_ != _UNUSED
-                },
-                merges=merges,
-                ignore_merges=words == "llama-bpe",  # whole words of the vocabulary come first
-            )
-        )
-        special_tokens = {
-            f"{role}_token": tokens[meta[f"tokenizer.ggml.{key}_token_id"]]
-            for role, key in (
-                ("bos", "bos"),
-                ("eos", "eos"),
-                ("unk", "unknown"),
-                ("pad", "padding"),
-            )
-            if f"tokenizer.ggml.{key}_token_id" in meta
-        }
-    except Exception as error:  # `tokenizers` raises nothing narrower for impossible merges
-        raise ModelFileError(
-            name, f"its tokenizer is corrupt ({error!r})", "fetch the GGUF file again"
-        ) from None
-    if words == "qwen2":
-        backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = pre_tokenizers.Sequence(_WORDS[words]())
-    backend.decoder = decoders.ByteLevel()
-    backend.add_tokens(
-        [
-            AddedToken(token, special=type_ == _CONTROL, normalized=False)
-            for token, type_ in zip(tokens, types, strict=True)
-            if type_ in (_CONTROL, _USER_DEFINED)
-        ]
-    )
-    return Tokenizer(
-        backend,
-        name=name,
-        special_tokens=special_tokens,
-        chat_template=meta.get("tokenizer.chat_template"),
-        # llama.cpp's default where the key is absent.
-        add_bos=meta.get("tokenizer.ggml.add_bos_token", words == "llama-bpe"),
-    )
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -305,5 +228,6 @@ _BYTE_OF_CHAR = _byte_of_char()
 
 def _bytes_of(token: str) -> bytes:
     """The bytes of a vocabulary entry; a text with any other character stands for itself."""
-    values = [_BYTE_OF_CHAR.get(char) for char in token]
-    return token.encode() if None in values else bytes(values)
+    if not _BYTE_OF_CHAR.keys() >= set(token):
+        return token.encode()
+    return bytes(_BYTE_OF_CHAR[char] for char in token)

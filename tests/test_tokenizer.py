@@ -129,6 +129,15 @@ def test_a_bos_token_is_added_where_the_model_expects_it(words, flag, adds):
     assert tokenizer.encode("<|im_start|>ab").count(1) == 1
 
 
+def test_a_bos_token_that_is_asked_for_must_exist():
+    metadata = gguf_metadata(**{"tokenizer.ggml.add_bos_token": True})
+    del metadata["tokenizer.ggml.bos_token_id"]
+    with pytest.raises(
+        ModelFileError, match=r"is corrupt \(KeyError\('tokenizer.ggml.bos_token_id"
+    ):
+        load_tokenizer(metadata, name="m")
+
+
 def test_control_tokens_are_skipped_user_tokens_are_not_and_padding_is_nothing():
     tokenizer = load_tokenizer(gguf_metadata(), name="m")
     ids = tokenizer.encode("<|im_start|>ab<think>")
@@ -150,6 +159,7 @@ def test_control_tokens_are_skipped_user_tokens_are_not_and_padding_is_nothing()
         ({"tokenizer.ggml.merges": ["no such"]}, "its tokenizer is corrupt"),
         ({"tokenizer.ggml.token_type": np.zeros(3, np.int32)}, "its tokenizer is corrupt"),
         ({"tokenizer.ggml.bos_token_id": 10**6}, "its tokenizer is corrupt .*IndexError"),
+        ({"tokenizer.ggml.pre": ["smollm"]}, r"pre \['smollm'\]\) is not supported"),
     ],
 )
 def test_unknown_and_corrupt_gguf_tokenizers_are_refused(changes, message):

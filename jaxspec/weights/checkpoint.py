@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxspec.models.config import ModelConfig
 from jaxspec.weights.config_json import read_model_config
-from jaxspec.weights.files import StoredTensor
+from jaxspec.weights.files import ModelFileError, StoredTensor
 from jaxspec.weights.folder import ModelFiles
 from jaxspec.weights.gguf import open_gguf
 from jaxspec.weights.gguf_config import gguf_model_config, gguf_names
@@ -38,6 +38,15 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
     Raises:
         ModelFileError: a file is missing, truncated or corrupt, or the model is not supported.
     """
+    try:
+        return _open(files)
+    except OSError as error:
+        raise ModelFileError(
+            error.filename or files.folder, f"cannot be read ({error.strerror})", "check the file"
+        ) from None
+
+
+def _open(files: ModelFiles) -> Checkpoint:
     if files.gguf is not None:
         file = open_gguf(files.gguf)
         config = gguf_model_config(file)

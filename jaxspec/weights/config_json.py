@@ -22,7 +22,9 @@ def read_json(path: Path) -> Json:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ModelFileError(path, "no such file", "the model folder is incomplete") from None
-    except ValueError as error:
+    except OSError as error:
+        raise ModelFileError(path, f"cannot be read ({error.strerror})", "check it") from None
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(
             path, f"is not JSON ({error})", "it is truncated or corrupt, fetch it again"
         ) from None
@@ -228,27 +230,57 @@ def refuse_quantization(config: Json, file: Path) -> None:
             )
 
 
-class Sizes(Protocol):
-    """The sizes that a target's config and a drafter's have in common."""
+class DecoderSizes(Protocol):
+    """What the configs of a target and of any drafter have in common."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position_embeddings: int
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def intermediate_size(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+    @property
+    def attention_bias(self) -> bool: ...
 
 
-def check_sizes(sizes: Sizes, file: Path) -> None:
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+
+
+def check_sizes(sizes: DecoderSizes, file: Path) -> None:
     """Holds sizes against what is possible at all.
 
     Raises:
         ModelFileError: a size below one, heads that do not group, or an odd head size.
     """
     fetch_again = "the config is corrupt, fetch it again"
-    for name in Sizes.__annotations__:
+    for name in _SIZES:
         if (value := getattr(sizes, name)) < 1:
             raise ModelFileError(file, f"{name} is {value}, below 1", fetch_again)
     if sizes.num_heads % sizes.num_kv_heads:

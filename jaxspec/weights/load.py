@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -168,14 +169,14 @@ def load_groups(
     optional: tuple[str, ...] = (),
     put: Put = jax.device_put,
     progress: Progress = no_progress,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Fills every group; gives the fields of a params dataclass, `layers` among them.
 
     optional: fields that are None where no group fills them. The others are as in `load_target`.
     """
     total = sum(math.prod(group.shape) for group in groups)
     done = 0
-    whole: dict[str, object] = dict.fromkeys(optional)
+    whole: dict[str, Any] = dict.fromkeys(optional)
     layers: dict[int, dict[str, jax.Array]] = {}
     for group in groups:
         progress("loading weights", done, total)

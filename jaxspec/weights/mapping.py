@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from jaxspec.models.config import ModelConfig
+from jaxspec.weights.config_json import DecoderSizes
 from jaxspec.weights.files import ModelFileError, StoredTensor
 
 MAX_NAMED = 8  # names of one kind in an error
@@ -97,18 +97,6 @@ GGUF_NAMES = TensorNames(
     down="ffn_down",
     ignored=r"rope_freqs\.weight",  # becomes ModelConfig.rope_scaling
 )
-
-
-class DecoderSizes(Protocol):
-    """What a stack of decoder layers needs to know of its config."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    attention_bias: bool
 
 
 def target_groups(config: ModelConfig, names: TensorNames) -> tuple[Group, ...]:

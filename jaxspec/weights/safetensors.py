@@ -73,7 +73,7 @@ def _tensors_of(path: Path) -> Iterable[StoredTensor]:
         ]
     except ModelFileError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFileError(
             path, f"the header is no safetensors header ({error!r})", _FETCH_AGAIN
         ) from None

@@ -165,3 +165,7 @@ def test_broken_json_files_are_named(tmp_path):
     path.write_text("[1]")
     with pytest.raises(ModelFileError, match=r"config.json: holds a list, not an object"):
         read_json(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ModelFileError, match=r"config.json: cannot be read \(Is a directory\)"):
+        read_json(path)

@@ -232,3 +232,68 @@ def test_a_drafter_with_other_tensors_is_refused(tmp_path):
     message = "missing: hidden_norm.weight; not expected: markov_head.markov_w1.weight"
     with pytest.raises(ModelFileError, match=message):
         load_dflash(tmp_path, target_for_dflash(), "float32")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_gguf_of_the_same_model_loads_the_same(tmp_path, name):
+    """The converter's names, and its order of q and k rows for Llama, from the PyTorch tensors."""
+    file = load(name)
+    config = CONFIGS[name]
+    stored = {}
+    for key, value in fixture_tensors(file).items():
+        stem, _, kind = key.rpartition(".")
+        for theirs, ours in GGUF_SPELLING.items():
+            stem = stem.replace(theirs, ours)
+        if name == "llama" and stem.endswith(("attn_q", "attn_k")):
+            heads = config.num_heads if stem.endswith("q") else config.num_kv_heads
+            value = interleaved(value, heads)
+        stored[f"{stem}.{kind}"] = value
+    sizes = {
+        "block_count": config.num_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": config.rope_theta,
+    }
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        stored,
+        architecture=name,
+        meta={f"{name}.{key}": value for key, value in sizes.items()},
+        num_tokens=config.vocab_size,
+    )
+    checkpoint = open_checkpoint(find_model(str(path), cache_dir=tmp_path))
+    # Llama's scaling is stored as divisors, tested with the metadata.
+    assert checkpoint.config == dataclasses.replace(config, rope_scaling=None)
+    assert_equal(load_target(checkpoint, "float32"), target_params(file, config))
+
+
+GGUF_SPELLING = {
+    "model.embed_tokens": "token_embd",
+    "lm_head": "output",
+    "model.norm": "output_norm",
+    "model.layers": "blk",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path):
+    write_folder(tmp_path, QWEN3_JSON, fixture_tensors(load("qwen3")))
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(ModelFileError, match=r"model.safetensors: cannot be read \(Is a directory"):
+        load_folder(tmp_path)

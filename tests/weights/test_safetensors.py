@@ -83,6 +83,7 @@ def entry(start, stop, dtype="F32", shape=(2,)):
 
 DAMAGE = {
     "pointer of Git LFS": (b"version https://git-lfs.github.com/spec/v1", "cannot hold a header"),
+    "nested": ("[" * 10**5, "no safetensors header .*Recursion"),
     "no JSON": (None, "the header is no safetensors header"),
     "no shape": ({"w": {"dtype": "F32", "data_offsets": [0, 8]}}, "no safetensors header .*shape"),
     "a list": ([1, 2], "no safetensors header"),
@@ -103,6 +104,8 @@ def test_each_kind_of_damage_has_its_message(tmp_path, damage):
     path = tmp_path / "damaged.safetensors"
     if isinstance(header, bytes):
         path.write_bytes(header)
+    elif isinstance(header, str):
+        raw_file(path, header.encode())
     else:
         raw = b"{not json" if header is None else json.dumps(header).encode()
         raw_file(path, raw, bytes(64))
