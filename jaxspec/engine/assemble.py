@@ -84,11 +84,13 @@ def assemble(
     cache_dir: Path,
     on_progress: Progress = no_progress,
     opened: OpenedModel | None = None,
+    detokenize: bool = True,
 ) -> Assembled:
     """Loads the model and drafter and builds the engine; compiles nothing yet.
 
     cache_dir: keeps models that come from a package index. opened: the model that `config` names,
-    where it is open already.
+    where it is open already. detokenize: False for outputs of token ids alone, which cost the
+    host less.
 
     Raises:
         ConfigError, ModelFileError, UnsupportedKernel: what cannot be met, and the remedy.
@@ -133,7 +135,7 @@ def assemble(
         init_state(geometry, target, drafter),
         {greedy: build_steps(geometry, target, drafter, greedy=greedy) for greedy in (True, False)},
         eos_token_ids=model.eos_token_ids,
-        make_detokenizer=_detokenizers(tokenizer),
+        make_detokenizer=_detokenizers(tokenizer) if detokenize else None,
         overlap=config.overlap,
         seed=config.seed,
     )
