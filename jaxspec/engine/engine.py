@@ -316,14 +316,16 @@ class Engine:
         self._published_lens[seq.slot] += count
         if seq.metrics.first_token_s is None:
             seq.metrics.first_token_s = now
-        if not is_prefill and count:
-            self._count(seq, int(result.num_accepted), count)
+        num_before = len(seq.output_ids)
         commit_tokens(
             seq,
             result.tokens[:count].tolist(),
             finished=bool(result.finished),
             stop_ids=stop_ids_of(seq.request, self._eos_token_ids),
         )
+        if not is_prefill and count:
+            # A stop string may have cut off tokens that the device committed.
+            self._count(seq, int(result.num_accepted), len(seq.output_ids) - num_before)
         if seq.finished:
             self._finish(seq, seq.finish_reason)
 
