@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from jaxspec.models.layers import logits_of
 from jaxspec.training.anchors import Labels, slot_decay
+from jaxspec.training.config import WEIGHTINGS
 
-WEIGHTINGS = ("decay", "dpace")
 _DPACE_FLOOR = 0.5  # alpha of D-PACE
 
 

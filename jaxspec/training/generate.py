@@ -1,0 +1,129 @@
+"""Lets the target write: user turns from beginnings of them, and answers to user turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxspec.engine.engine import Engine
+from jaxspec.request import FinishReason, Request, SamplingParams
+from jaxspec.tokenizer import Tokenizer
+from jaxspec.training.prompts import ChatFrame, Opening
+
+OnTokens = Callable[[int, int, int], None]  # (requests done, requests in all, tokens so far)
+# Requests are added in bursts, so that between two the engine runs several steps a dispatch.
+_BURST = 16  # one in so many slots is free before more are added
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One completion to make."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What the target wrote. ended: at a stop id, which is the last token."""
+
+    token_ids: list[int]
+    ended: bool
+
+
+def complete(
+    engine: Engine, wanted: Sequence[Wanted], *, on_tokens: OnTokens | None = None
+) -> list[Completed]:
+    """Runs all completions at full batch; results in the order of `wanted`.
+
+    Raises:
+        RequestError: one of them can never run.
+        RuntimeError: the device reported a fault for one of them.
+    """
+    results: list[Completed | None] = [None] * len(wanted)
+    slots = engine.geometry.num_slots
+    burst = max(1, slots // _BURST)
+    # The longest prompts first: their pages are all free then, and the end is not one straggler.
+    order = sorted(range(len(wanted)), key=lambda i: -len(wanted[i].prompt_ids))
+    added = done = tokens = 0
+    while done < len(wanted):
+        free = slots - (added - done)
+        if added < len(wanted) and free >= min(burst, len(wanted) - added):
+            for index in order[added : added + free]:
+                each = wanted[index]
+                engine.add_request(Request(str(index), each.prompt_ids, each.params))
+            added += min(free, len(wanted) - added)
+        for output in engine.step():
+            if not output.finished:
+                continue
+            if output.error is not None:
+                raise RuntimeError(f"the target failed on a prompt: {output.error}")
+            completion = output.outputs[0]
+            ended = completion.finish_reason is FinishReason.STOP
+            results[int(output.request_id)] = Completed(completion.token_ids, ended)
+            done += 1
+            tokens += len(completion.token_ids)
+        if on_tokens is not None:
+            on_tokens(done, len(wanted), tokens)
+    while engine.has_unfinished:  # steps still in flight
+        engine.step()
+    return [result for result in results if result is not None]
+
+
+def write_user_turns(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    starts: Sequence[tuple[ChatFrame, Opening]],
+    *,
+    max_tokens: int,
+    seed: int,
+    on_tokens: OnTokens | None = None,
+) -> list[str]:
+    """Completes beginnings of user turns by sampling, as the target imagines its users (Magpie,
+    arXiv 2406.08464).
+
+    Returns:
+        The turns, without the chat's frame; "" for one that does not end in time.
+    """
+    wanted = [
+        Wanted(
+            tuple(tokenizer.encode(frame.before + opening.text, add_special_tokens=False)),
+            SamplingParams(temperature=1.0, top_p=0.95, max_tokens=max_tokens, seed=seed + index),
+        )
+        for index, (frame, opening) in enumerate(starts)
+        if not opening.whole
+    ]
+    completed = iter(complete(engine, wanted, on_tokens=on_tokens))
+    turns = []
+    for _, opening in starts:
+        if opening.whole:
+            turns.append(opening.text)
+            continue
+        result = next(completed)
+        text = tokenizer.decode(result.token_ids, skip_special_tokens=True)
+        turns.append((opening.text + text).strip() if result.ended else "")
+    return turns
+
+
+def answers_wanted(
+    prompts: Sequence[tuple[int, ...]],
+    *,
+    max_tokens: int,
+    sampled_share: float,
+    temperature: float,
+    seed: int,
+) -> list[Wanted]:
+    """Answers to prompts, most of them greedy, a share sampled."""
+    rng = np.random.default_rng(seed)
+    sampled = rng.random(len(prompts)) < sampled_share
+    return [
+        Wanted(
+            ids,
+            SamplingParams(
+                temperature=temperature if hot else 0.0, max_tokens=max_tokens, seed=seed + index
+            ),
+        )
+        for index, (ids, hot) in enumerate(zip(prompts, sampled, strict=True))
+    ]

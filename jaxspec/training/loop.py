@@ -1,0 +1,152 @@
+"""The training loop: steps, measurements and checkpoints until the run is over."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.drafters.dflash_params import DFlashParams
+from jaxspec.interrupts import held_back_interrupts
+from jaxspec.models.layers import TargetParams
+from jaxspec.training.anchors import TokenRows
+from jaxspec.training.checkpoint import Checkpoints
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.loss import SlotSums
+from jaxspec.training.report import Metrics, Report, ratios
+from jaxspec.training.rows import PackedRows, batch_indices
+from jaxspec.training.schedule import WARM_STEPS, Horizon, learning_rate_at
+from jaxspec.training.step import StepSpec, TrainState, build_measure, build_train_step
+
+_LOG_EVERY = 20  # steps between entries of the metrics file
+_TIMED_FROM = 4  # the first steps compile
+_IN_FLIGHT = 2  # steps dispatched before the oldest is waited for
+_HELD_OUT_ROWS = 64
+_ROWS_AT_ONCE = 8
+
+
+class Tools(NamedTuple):
+    """What the loop works with. notes: of the checkpoint, see `Checkpoints.save`."""
+
+    spec: StepSpec
+    horizon: Horizon
+    report: Report
+    checkpoints: Checkpoints
+    target: TargetParams
+    notes: dict[str, Any]
+
+
+def run_steps(
+    config: TrainConfig,
+    tools: Tools,
+    state: TrainState,
+    data: PackedRows,
+    held_out: PackedRows | None,
+    key: jax.Array,
+) -> tuple[TrainState, Metrics | None, float]:
+    """Steps until the horizon; returns the state, the last measurement and the seconds used."""
+    train_step = build_train_step(tools.spec)
+    measure = _measurement(tools.spec, tools.target, held_out)
+    clock = _Clock(tools.notes["elapsed_s"])
+    in_flight: deque[SlotSums] = deque()
+    step = int(state.step)
+    logged_step, logged_s = step, clock.elapsed_s
+
+    def record(kind: str, metrics: Metrics) -> None:
+        metrics = {**metrics, "elapsed_s": clock.elapsed_s}
+        tools.report.add(kind, step, metrics, total=tools.horizon.total_steps)
+
+    def save() -> None:
+        more = {"elapsed_s": clock.elapsed_s, "total_steps": tools.horizon.total_steps}
+        tools.checkpoints.save(state, {**tools.notes, **more})
+
+    try:
+        while not tools.horizon.is_over(done=step, elapsed_s=clock.elapsed_s):
+            wanted = batch_indices(step, config.batch_rows, len(data), seed=config.seed)
+            rows = TokenRows.from_host(data.take(wanted))
+            rate = learning_rate_at(
+                step, tools.horizon.steps, peak=config.learning_rate, warmup=config.warmup
+            )
+            with held_back_interrupts():  # the step donates the state
+                state, sums = train_step(state, tools.target, rows, key, np.float32(rate))
+            step += 1
+            in_flight.append(sums)
+            if len(in_flight) > _IN_FLIGHT:
+                jax.block_until_ready(in_flight.popleft())
+            _fit_horizon(tools.horizon, step, clock, sums)
+            if step % _LOG_EVERY == 0:
+                speed = (step - logged_step) / (clock.elapsed_s - logged_s)
+                logged_step, logged_s = step, clock.elapsed_s
+                record("train", {**ratios(sums), "learning_rate": rate, "steps_per_s": speed})
+            over = tools.horizon.is_over(done=step, elapsed_s=clock.elapsed_s)
+            if step % config.measure_every == 0 and measure is not None and not over:
+                record("held-out", measure(state.params))
+            if clock.since_mark_s > 60 * config.save_minutes:
+                save()
+                clock.mark()
+    except KeyboardInterrupt:
+        save()
+        tools.report.say(f"interrupted at step {step}; go on with --resume")
+        raise
+    last = None if measure is None else measure(state.params)
+    if last is not None:
+        record("held-out", last)
+    save()
+    return state, last, clock.elapsed_s
+
+
+class _Clock:
+    """Wall time of the run, earlier sittings included, and since a mark."""
+
+    def __init__(self, before_s: float):
+        self._started_s = time.monotonic() - before_s
+        self.mark()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    @property
+    def since_mark_s(self) -> float:
+        return time.monotonic() - self._marked_s
+
+    def mark(self) -> None:
+        self._marked_s = time.monotonic()
+
+
+def _fit_horizon(horizon: Horizon, step: int, clock: _Clock, sums: SlotSums) -> None:
+    """Times the steps after compilation, and decides how many more there are time for."""
+    if not horizon.is_open or step not in (_TIMED_FROM, WARM_STEPS):
+        return
+    jax.block_until_ready(sums)
+    if step == WARM_STEPS:
+        seconds = clock.since_mark_s / (WARM_STEPS - _TIMED_FROM)
+        horizon.fit(done=step, elapsed_s=clock.elapsed_s, seconds_a_step=seconds)
+    clock.mark()
+
+
+def _measurement(
+    spec: StepSpec, target: TargetParams, held_out: PackedRows | None
+) -> Callable[[DFlashParams], Metrics] | None:
+    """(drafter's params) -> ratios over the held-out rows; None without such rows."""
+    if held_out is None:
+        return None
+    measure = build_measure(replace(spec, micro_batches=1))
+    size = min(_HELD_OUT_ROWS, len(held_out))
+    chunk = min(_ROWS_AT_ONCE, size)
+    parts = [
+        TokenRows.from_host(held_out.take(np.arange(start, start + chunk)))
+        for start in range(0, size - chunk + 1, chunk)
+    ]
+
+    def run(params: DFlashParams) -> Metrics:
+        sums = [measure(params, target, part) for part in parts]
+        return ratios(jax.tree.map(lambda *leaves: jnp.stack(leaves).sum(0), *sums))
+
+    return run

@@ -1,0 +1,255 @@
+"""Where prompts come from: the user's file, or openings about topics that the target completes.
+
+Host only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.tokenizer import Message, Tokenizer
+from jaxspec.training.config import TrainingError
+
+# User turns as they are, about a topic.
+WHOLE = (
+    "What is {topic}?",
+    "What is {topic} and why does it matter?",
+    "Explain {topic} in simple terms.",
+    "Explain {topic} to a ten-year-old.",
+    "Tell me about {topic}.",
+    "Write a short story about {topic}.",
+    "Write a poem about {topic}.",
+    "Write a paragraph about {topic}.",
+    "Give me five facts about {topic}.",
+    "List the main advantages and disadvantages of {topic}.",
+    "How does {topic} work?",
+    "What is the history of {topic}?",
+    "Describe {topic} in three sentences.",
+    "Write an introduction to an article about {topic}.",
+    "What are some common misconceptions about {topic}?",
+    "Write a dialogue between two friends about {topic}.",
+    "How can I learn more about {topic}?",
+    "Write a Python function that models {topic}.",
+    "Write a Python class for {topic} with three methods and show how to use it.",
+    "Write a short email to a colleague about {topic}.",
+    "What questions should I ask an expert on {topic}?",
+    "Give me a step-by-step guide to {topic}.",
+)
+# Beginnings that the target completes.
+OPEN = (
+    "Can you explain",
+    "Can you help me",
+    "Could you write",
+    "How do I",
+    "How can",
+    "How does {topic}",
+    "What is the",
+    "What are the",
+    "What are some",
+    "What would happen if {topic}",
+    "Why is {topic}",
+    "Why do",
+    "Who",
+    "When",
+    "Which",
+    "Is it",
+    "Write a",
+    "Write a story about {topic}",
+    "Write an essay on {topic}",
+    "Write an email",
+    "Write a letter",
+    "Write a Python function that",
+    "Write a Python program to",
+    "Write a function",
+    "Complete the following Python function:\n\n```python\ndef ",
+    "Fix this Python code:\n\n```python\n",
+    "Write a SQL query",
+    "Write a JavaScript function",
+    "Write a program in C",
+    "Solve the following problem:",
+    "Calculate",
+    "Translate",
+    "Summarize",
+    "Rewrite the following sentence",
+    "Create a",
+    "Give me",
+    "List",
+    "Describe",
+    "Compare {topic}",
+    "Suggest",
+    "Plan",
+    "Explain how {topic}",
+    "Tell me",
+    "I need",
+    "I want to",
+    "I am",
+    "I'm looking for",
+    "My",
+    "Let's",
+    "Imagine",
+    "Given",
+    "In the context of {topic},",
+    "Regarding {topic},",
+)
+_SHARES = (0.35, 0.45, 0.2)  # whole turns, beginnings, and turns that are the target's alone
+_MARK = "a-turn-0f-a-user"
+_HELD_OUT_TOPICS = 20  # one topic in so many
+_FALLBACK_TOPICS = (
+    "the moon", "bread", "chess", "volcanoes", "jazz", "bicycles", "democracy", "honey", "dreams",
+    "glass", "rivers", "medieval castles", "vaccination", "soil", "magnets", "poetry", "robots",
+    "friendship", "coral reefs", "inflation", "tea", "gravity", "photography", "wolves", "origami",
+    "electric cars", "the Roman Empire", "sleep", "algebra", "recycling", "basketball", "opera",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFrame:
+    """How a model's template frames a user's first turn: text before it and text after it."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The beginning of a user turn. whole: nothing is to be added."""
+
+    text: str
+    whole: bool
+
+
+def chat_frame(tokenizer: Tokenizer, before: Sequence[Message] = ()) -> ChatFrame:
+    """Reads the frame of a user's next turn off the chat template.
+
+    Raises:
+        TrainingError: the model has no chat template, or one that changes what users say.
+    """
+    if not tokenizer.has_chat_template:
+        raise TrainingError(
+            f"{tokenizer.name} has no chat template, so it cannot make prompts itself or answer "
+            "them; choose a model that was tuned for chat"
+        )
+    text = tokenizer.apply_chat_template([*before, {"role": "user", "content": _MARK}])
+    if text.count(_MARK) != 1:
+        raise TrainingError(
+            f"the chat template of {tokenizer.name} does not keep a user's turn as it is; choose "
+            "another model"
+        )
+    return ChatFrame(*text.split(_MARK))
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Reads user turns: one a line of text, or of JSON where the file's name ends in .jsonl.
+
+    A JSON line is a string, {"prompt": text}, or {"messages": [...]} whose first user turn counts.
+
+    Raises:
+        TrainingError: the file is missing, empty, or a line is none of these.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise TrainingError(
+            f"{path} cannot be read as prompts ({why}); give a text file with a prompt a line, or "
+            ".jsonl"
+        ) from None
+    is_json = path.suffix == ".jsonl"
+    prompts = [
+        _prompt_of(line, path, number) if is_json else line.strip()
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    prompts = [prompt for prompt in prompts if prompt]
+    if not prompts:
+        raise TrainingError(f"{path} holds no prompt; write one a line")
+    return prompts
+
+
+def _prompt_of(line: str, path: Path, number: int) -> str:
+    try:
+        prompt = _user_turn(json.loads(line))
+    except (ValueError, KeyError, TypeError, StopIteration):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise TrainingError(
+            f"{path} line {number} is no prompt ({line[:40]!r}); write a JSON string, "
+            '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
+        )
+    return prompt.strip()
+
+
+def _user_turn(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if "prompt" in value:
+        return value["prompt"]
+    return next(m["content"] for m in value["messages"] if m["role"] == "user")
+
+
+def read_topics(path: Path | None) -> list[str]:
+    """Reads topics: a word or phrase a line, or WordNet's index.noun; None: a few of our own.
+
+    Raises:
+        TrainingError: the file is missing or holds no topic.
+    """
+    if path is None:
+        return list(_FALLBACK_TOPICS)
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainingError(f"{path} cannot be read as topics ({error})") from None
+    # Lines of index.noun begin with the lemma, then " n "; its licence stands indented on top.
+    words = [
+        line.split(" n ", 1)[0].replace("_", " ").strip()
+        for line in lines
+        if not line.startswith("  ")
+    ]
+    topics = [word for word in words if re.fullmatch(r"[A-Za-z][A-Za-z' -]{2,40}", word)]
+    if not topics:
+        raise TrainingError(f"{path} holds no topic; write a word or a phrase a line")
+    return sorted(set(topics))
+
+
+def is_held_out_topic(topic: str) -> bool:
+    """Whether a topic is kept for held-out prompts: the same on every machine."""
+    digest = hashlib.sha256(topic.encode()).digest()
+    return int.from_bytes(digest[:4], "big") % _HELD_OUT_TOPICS == 0
+
+
+def draw_openings(
+    topics: list[str], count: int, rng: np.random.Generator, *, held_out: bool
+) -> list[Opening]:
+    """Draws beginnings of user turns about training topics, or about held-out ones.
+
+    Held-out turns are always about a topic, since otherwise nothing keeps the two sets apart.
+
+    Raises:
+        TrainingError: there is no topic on that side.
+    """
+    side = [topic for topic in topics if is_held_out_topic(topic) == held_out]
+    if not side:
+        raise TrainingError(
+            f"none of {len(topics)} topics is kept for {'held-out' if held_out else 'training'} "
+            "prompts; give more topics"
+        )
+    open_ = [text for text in OPEN if not held_out or "{topic}" in text]
+    shares = np.array(_SHARES)
+    if held_out:
+        shares[2] = 0
+    kinds = rng.choice(3, count, p=shares / shares.sum())
+    openings = []
+    for kind in kinds:
+        topic = side[rng.integers(len(side))]
+        choices = (WHOLE, open_, ("",))[kind]
+        text = choices[rng.integers(len(choices))].format(topic=topic)
+        openings.append(Opening(text[:1].upper() + text[1:], whole=bool(kind == 0)))
+    return openings
