@@ -11,9 +11,9 @@ from tokenizers import decoders
 
 from jaxspec.chat_template import ChatTemplate
 from jaxspec.detokenizer import IncrementalDetokenizer
-from jaxspec.weights.config_json import read_json
 from jaxspec.weights.files import ModelFileError
 from jaxspec.weights.gguf_tokenizer import gguf_tokenizer
+from jaxspec.weights.json_fields import read_json
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates read it
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from jaxspec.weights.config_json import read_json
 from jaxspec.weights.files import ModelFileError
+from jaxspec.weights.json_fields import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from jaxspec.models.config import ModelConfig, RopeScaling
-from jaxspec.weights.config_json import check_model, merge_token_ids
+from jaxspec.weights.config_json import check_model
 from jaxspec.weights.files import ModelFileError
 from jaxspec.weights.gguf import GgufFile
+from jaxspec.weights.json_fields import merge_token_ids
 from jaxspec.weights.mapping import GGUF_NAMES, TensorNames
 
 # llama.cpp's converter reorders q and k rows for pairwise rotation in this architecture only.

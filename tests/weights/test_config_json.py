@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from jaxspec.models.config import ModelConfig, RopeScaling
-from jaxspec.weights.config_json import parse_model_config, read_json, read_model_config
+from jaxspec.weights.config_json import parse_model_config, read_model_config
 from jaxspec.weights.files import ModelFileError
+from jaxspec.weights.json_fields import read_json
 from tests.models.checkpoints import CONFIGS
 from tests.weights.folders import LLAMA_JSON, QWEN3_JSON
 
