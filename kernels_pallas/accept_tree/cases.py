@@ -18,7 +18,6 @@ CASES = (
     Case("root alone", 3, block_size=1, vocab_size=8),
     Case("smallest tree", 17, block_size=2, num_stop_ids=1, vocab_size=3),
     Case("few tokens, deep paths", 31, block_size=13, num_stop_ids=3, vocab_size=2),
-    Case("odd sizes", 19, block_size=29, vocab_size=4),
     Case("largest tree", 7, block_size=64, num_stop_ids=5, vocab_size=6),
 )
 

@@ -26,7 +26,6 @@ CASES = (
     Case("one row, plain decoding", 1, block_size=1),
     Case("smallest block", 3, block_size=2, page_size=1, num_pages=5),
     Case("odd sizes", 7, block_size=5, page_size=3, num_pages=4),
-    Case("prime batch", 11, block_size=7, page_size=16, num_pages=2),
     Case("largest block", 9, block_size=64, page_size=16, num_pages=7),
     Case("one short page", 5, block_size=33, page_size=8, num_pages=1),
 )

@@ -108,7 +108,7 @@ def test_a_walk_over_senseless_parents_ends(implementation, parents):
 
 
 def test_a_chain_is_accepted_as_a_plain_block_is(implementation):
-    case = accept_cases.Case("chain", 19, block_size=29, vocab_size=4)
+    case = accept_cases.Case("chain", 31, block_size=13, num_stop_ids=3, vocab_size=2)
     (block_ids, *rest), _ = accept_cases.make_inputs(case)
     chain = jnp.arange(case.block_size, dtype=jnp.int32) - 1
     parents = jnp.broadcast_to(chain, block_ids.shape)

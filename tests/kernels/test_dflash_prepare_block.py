@@ -57,7 +57,7 @@ def test_a_padding_row_stays_in_page_zero(implementation):
     np.testing.assert_array_equal(result.kv_locs, [[1, 2, 3, 0]])
 
 
-@pytest.mark.parametrize("block_size", [2, 3, 8, 17, 31, 32, 63])
+@pytest.mark.parametrize("block_size", [3, 17, 32, 63])
 def test_any_block_size_goes(block_size):
     args = (
         testing.array([3, 4, 5], jnp.int32),
