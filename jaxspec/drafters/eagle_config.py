@@ -9,6 +9,7 @@ from typing import Any
 from jaxspec.models.config import Json, ModelConfig, RopeScaling
 from jaxspec.weights.config_json import (
     boolean,
+    check_sizes,
     integer,
     number,
     parse_rope,
@@ -39,6 +40,7 @@ class EagleConfig:
     head_dim: int
     rope_theta: float
     rms_norm_eps: float
+    max_position_embeddings: int  # of its training
     vocab_size: int  # the target's
     draft_vocab_size: int  # ids that it drafts from
     target_hidden_size: int  # width of one tap
@@ -89,7 +91,6 @@ def read_eagle_config(folder: Path, target: ModelConfig) -> EagleConfig:
     try:
         flat = _flatten(config)
         drafter = _parse(flat, target, has_taps=kind == "eagle3")
-        _check_sizes(drafter)
     except KeyError as error:
         raise ModelFileError(
             file,
@@ -98,6 +99,7 @@ def read_eagle_config(folder: Path, target: ModelConfig) -> EagleConfig:
         ) from None
     except (TypeError, ValueError) as error:
         raise ModelFileError(file, str(error), "the config is not one jaxspec can run") from None
+    check_sizes(drafter, file)
     _check_fit(drafter, flat, target, file)
     return drafter
 
@@ -125,6 +127,11 @@ def _parse(d: Json, target: ModelConfig, *, has_taps: bool) -> EagleConfig:
     hidden_size, num_heads = integer(d, "hidden_size"), integer(d, "num_attention_heads")
     theta, scaling = parse_rope(d, default_theta=10_000.0)  # left out by drafters of Llama 2
     vocab_size = integer(d, "vocab_size")
+    draft_vocab_size = integer(d, "draft_vocab_size", vocab_size) if has_taps else vocab_size
+    if not 1 <= draft_vocab_size <= vocab_size:
+        raise ValueError(
+            f"draft_vocab_size is {draft_vocab_size}, of vocab_size {vocab_size} it can be 1 to all"
+        )
     flags = {key: has_taps and boolean(d, key, False) for key in _FLAGS}
     flags["fc_norm"] |= has_taps and boolean(d, "use_aux_norm", False)  # its older name
     if flags["norm_before_fc"] and flags["fc_norm"]:
@@ -138,8 +145,9 @@ def _parse(d: Json, target: ModelConfig, *, has_taps: bool) -> EagleConfig:
         head_dim=integer(d, "head_dim", hidden_size // num_heads),
         rope_theta=theta,
         rms_norm_eps=number(d, "rms_norm_eps"),
+        max_position_embeddings=integer(d, "max_position_embeddings"),
         vocab_size=vocab_size,
-        draft_vocab_size=integer(d, "draft_vocab_size", vocab_size) if has_taps else vocab_size,
+        draft_vocab_size=draft_vocab_size,
         target_hidden_size=integer(d, "target_hidden_size", hidden_size),
         feature_layers=_feature_layers(d, target) if has_taps else (target.num_layers,),
         rope_scaling=scaling,
@@ -199,23 +207,6 @@ def _window(d: Json) -> int | None:
     if window < 1:
         raise ValueError(f"sliding_window is {window}, below 1")
     return window
-
-
-def _check_sizes(drafter: EagleConfig) -> None:
-    names = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
-    for name in (*names, "draft_vocab_size"):
-        if (value := getattr(drafter, name)) < 1:
-            raise ValueError(f"{name} is {value}, below 1")
-    if drafter.num_heads % drafter.num_kv_heads:
-        raise ValueError(
-            f"{drafter.num_heads} query heads do not divide into {drafter.num_kv_heads} KV heads"
-        )
-    if drafter.head_dim % 2:
-        raise ValueError(f"head_dim is {drafter.head_dim}, rotary embedding needs it even")
-    if drafter.draft_vocab_size > drafter.vocab_size:
-        raise ValueError(
-            f"draft_vocab_size is {drafter.draft_vocab_size}, above vocab_size {drafter.vocab_size}"
-        )
 
 
 def _check_fit(drafter: EagleConfig, d: Json, target: ModelConfig, file: Path) -> None:

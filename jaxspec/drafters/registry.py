@@ -9,6 +9,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.drafters.base import DrafterPlan, DrafterSetup
 from jaxspec.drafters.dflash import plan_dflash
 from jaxspec.drafters.eagle import plan_eagle
+from jaxspec.drafters.multi_layer_eagle import plan_multi_layer_eagle
 from jaxspec.drafters.ngram import plan_ngram
 from jaxspec.drafters.none import plan_none
 from jaxspec.models.config import ModelConfig
@@ -22,6 +23,7 @@ DRAFTERS: dict[str, Callable[[DrafterSetup], DrafterPlan]] = {
     "dflash": plan_dflash,
     "eagle": plan_eagle,
     "eagle3": plan_eagle,
+    "multi_layer_eagle": plan_multi_layer_eagle,
 }
 MODEL_FREE = ("none", "ngram")  # named by themselves; the others by their checkpoint
 

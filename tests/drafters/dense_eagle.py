@@ -1,6 +1,6 @@
 """EAGLE as its papers write it: all rows at once from features and tokens, nothing cached.
 
-Numpy in float64, one request, so that it shares no code with `jaxspec.drafters.eagle`.
+Numpy in float64, one request, so that it shares no code with `jaxspec.drafters`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import numpy as np
 
 from jaxspec.drafters.eagle_config import EagleConfig
 from jaxspec.drafters.eagle_params import EagleParams
+from jaxspec.drafters.multi_layer_eagle_config import MultiLayerEagleConfig
+from jaxspec.drafters.multi_layer_eagle_params import MultiLayerEagleParams
+from jaxspec.models.layers import LayerParams
 
 
 class DenseEagle:
@@ -61,6 +64,9 @@ class DenseEagle:
         bias = 0.0 if self.params.fc_bias is None else _wide(self.params.fc_bias)
         return x @ _wide(self.params.fc).T + bias
 
+    def _norm(self, x, weight) -> np.ndarray:
+        return _norm(x, weight, self.config)
+
     def _rows(self, hidden, ids) -> np.ndarray:
         """[P, E] outputs of all rows."""
         params, config = self.params, self.config
@@ -71,43 +77,79 @@ class DenseEagle:
             residual = normed if config.norm_before_residual else hidden
         else:
             x = residual = self._mix(np.concatenate([embeds, hidden], axis=-1))
-        x = residual + self._attend(x)
-        gate, up = np.split(
-            self._norm(x, params.post_norm) @ _wide(params.layer.gate_up).T, 2, axis=-1
-        )
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ _wide(params.layer.down).T
+        head_norms = (params.q_norm, params.k_norm) if config.qk_norm else None
+        x = residual + _attend(x, params.layer, config, head_norms, config.window)
+        x = x + _swiglu(self._norm(x, params.post_norm), params.layer)
         return self._norm(x, params.norm) if config.norm_output else x
 
-    def _attend(self, x) -> np.ndarray:
-        config, length = self.config, len(x)
-        heads = (x @ _wide(self.params.layer.qkv).T).reshape(length, -1, config.head_dim)
-        q, k, v = np.split(
-            heads, [config.num_heads, config.num_heads + config.num_kv_heads], axis=1
+
+class DenseMultiLayer:
+    """N layers over one request, as DeepSeek-V3's report writes them (section 2.2)."""
+
+    def __init__(self, config: MultiLayerEagleConfig, params: MultiLayerEagleParams, embed, head):
+        self.config, self.params = config, params
+        self.embed, self.head = _wide(embed), _wide(head)
+
+    def chain(self, features, next_ids, num_drafts: int, forced=()) -> tuple[list, list]:
+        """As `DenseEagle.chain`; draft i from layer i, whose rows read the token i + 1 behind."""
+        hidden, ids = _wide(features), list(next_ids)
+        drafts, outputs = [], []
+        for layer in range(num_drafts):
+            x = self._layer(layer, hidden, np.array(ids))
+            outputs.append(x[-1])
+            normed = _norm(x[-1], self.params.norms[layer], self.config)
+            drafts.append(int((self.head @ normed).argmax()))
+            ids = [*ids[1:], forced[layer] if layer < len(forced) else drafts[-1]]
+            hidden = x if self.config.is_chain else hidden
+        return drafts, outputs
+
+    def _layer(self, index: int, hidden, ids) -> np.ndarray:
+        params, config = self.params, self.config
+        embeds = _norm(self.embed[ids], params.embed_norms[index], config)
+        normed = _norm(hidden, params.hidden_norms[index], config)
+        x = np.concatenate([embeds, normed], axis=-1) @ _wide(params.mixes[index]).T
+        norms = None if params.q_norms is None else (params.q_norms[index], params.k_norms[index])
+        attended = _attend(
+            _norm(x, params.input_norms[index], config), params.layers[index], config, norms
         )
-        if config.qk_norm:
-            q, k = self._norm(q, self.params.q_norm), self._norm(k, self.params.k_norm)
-        q, k = self._rotate(q), self._rotate(k)
-        group = config.num_heads // config.num_kv_heads
-        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        distance = np.arange(length)[:, None] - np.arange(length)[None]
-        visible = (distance >= 0) & (distance < (config.window or length))
-        scores = np.einsum("nhd,thd->hnt", q, k) * config.head_dim**-0.5
-        scores = np.where(visible, scores, -np.inf)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        out = np.einsum("hnt,thd->nhd", weights, v).reshape(length, -1)
-        return out @ _wide(self.params.layer.o).T
+        x = x + attended
+        return x + _swiglu(_norm(x, params.post_norms[index], config), params.layers[index])
 
-    def _rotate(self, x) -> np.ndarray:
-        half = self.config.head_dim // 2
-        frequencies = self.config.rope_theta ** -(np.arange(half) / half)
-        turn = np.exp(1j * np.arange(len(x))[:, None] * frequencies)[:, None]
-        turned = turn * (x[..., :half] + 1j * x[..., half:])
-        return np.concatenate([turned.real, turned.imag], axis=-1)
 
-    def _norm(self, x, weight) -> np.ndarray:
-        scale = np.sqrt((x * x).mean(-1, keepdims=True) + self.config.rms_norm_eps)
-        return x / scale * _wide(weight)
+def _attend(x, layer: LayerParams, config, head_norms=None, window=None) -> np.ndarray:
+    length = len(x)
+    heads = (x @ _wide(layer.qkv).T).reshape(length, -1, config.head_dim)
+    q, k, v = np.split(heads, [config.num_heads, config.num_heads + config.num_kv_heads], axis=1)
+    if head_norms is not None:
+        q, k = (_norm(part, norm, config) for part, norm in zip((q, k), head_norms, strict=True))
+    q, k = _rotate(q, config), _rotate(k, config)
+    group = config.num_heads // config.num_kv_heads
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    distance = np.arange(length)[:, None] - np.arange(length)[None]
+    visible = (distance >= 0) & (distance < (window or length))
+    scores = np.einsum("nhd,thd->hnt", q, k) * config.head_dim**-0.5
+    scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("hnt,thd->nhd", weights, v).reshape(length, -1) @ _wide(layer.o).T
+
+
+def _swiglu(x, layer: LayerParams) -> np.ndarray:
+    gate, up = np.split(x @ _wide(layer.gate_up).T, 2, axis=-1)
+    return (gate / (1 + np.exp(-gate)) * up) @ _wide(layer.down).T
+
+
+def _rotate(x, config) -> np.ndarray:
+    half = config.head_dim // 2
+    frequencies = config.rope_theta ** -(np.arange(half) / half)
+    turn = np.exp(1j * np.arange(len(x))[:, None] * frequencies)[:, None]
+    turned = turn * (x[..., :half] + 1j * x[..., half:])
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def _norm(x, weight, config) -> np.ndarray:
+    scale = np.sqrt((x * x).mean(-1, keepdims=True) + config.rms_norm_eps)
+    return x / scale * _wide(weight)
 
 
 def _wide(x) -> np.ndarray:

@@ -12,12 +12,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jaxspec.drafters.eagle_checkpoint import load_eagle
-from jaxspec.drafters.eagle_config import EagleConfig
-from jaxspec.drafters.eagle_params import EagleParams
+from jaxspec.drafters.multi_layer_eagle_checkpoint import load_multi_layer_eagle
 from jaxspec.models.config import ModelConfig
 from tests.models.checkpoints import load
 
-NUM_TAPS = {"eagle3": 3, "eagle3_speculators": 2}
 LAYER = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -62,6 +60,20 @@ CONFIGS = {
         },
     },
     "eagle": {**LAYER, "architectures": ["LlamaForCausalLMEagle"], "model_type": "llama"},
+    "multi_layer": {
+        **LAYER,
+        "architectures": ["MultiLayerEagleDraftModel"],
+        "num_nextn_predict_layers": 3,
+        "chain_hidden_states": False,
+        "qk_norm": True,
+        "rope_theta": 1000000.0,
+    },
+}
+MTP_NAMES = {
+    "mtp_layers": "model.mtp.layers",
+    "token_layernorm": "enorm",
+    "hidden_layernorm": "hnorm",
+    "input_proj": "eh_proj",
 }
 
 
@@ -70,7 +82,7 @@ def target_of(case: str, **changes) -> ModelConfig:
     sizes = dict(
         architecture="llama",
         vocab_size=97,
-        hidden_size=32 if case == "eagle" else 24,
+        hidden_size=32 if case in ("eagle", "multi_layer") else 24,
         intermediate_size=48,
         num_layers=6,
         num_heads=4,
@@ -86,6 +98,12 @@ def target_of(case: str, **changes) -> ModelConfig:
 
 def tensors_of(case: str) -> dict[str, np.ndarray]:
     """The checkpoint's tensors under their published names."""
+    if case == "multi_layer":
+        return {
+            functools.reduce(lambda n, pair: n.replace(*pair), MTP_NAMES.items(), name[2:]): value
+            for name, value in load("mtp").items()
+            if name.startswith("w.mtp_layers")
+        }
     name, prefix = {
         "plain": ("eagle3", "plain.w."),
         "fc_norm": ("eagle3", "fc_norm.w."),
@@ -111,11 +129,12 @@ def save(folder: Path, config: dict, tensors: dict[str, np.ndarray]) -> Path:
 
 
 @functools.cache
-def loaded(case: str) -> tuple[EagleConfig, EagleParams]:
-    """A case's drafter through its checkpoint folder."""
+def loaded(case: str):
+    """A case's (config, params) through its checkpoint folder."""
+    load_drafter = load_multi_layer_eagle if case == "multi_layer" else load_eagle
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder), config_of(case), tensors_of(case))
-        return load_eagle(Path(folder), target_of(case), "float32")
+        return load_drafter(Path(folder), target_of(case), "float32")
 
 
 def fixture_of(case: str) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.drafters.base import DraftContext, Drafter, IngestBatch, ModelParams
 from jaxspec.models.base import Block, Target
-from tests.models.paging import block_at
+from tests.models.paging import block_at, page_tables
 
 PAGE_SIZE = 4
 
@@ -72,3 +72,68 @@ def batch_of(features, next_ids, lens, num_valid, table, *, token_ids=None, rows
         features=features,
         num_valid=num_valid,
     )
+
+
+class Text:
+    """What a request's tokens and features turn out to be, whatever the drafter thinks."""
+
+    def __init__(self, seed: int, feature_width: int, length: int = 40):
+        rng = np.random.default_rng(seed)
+        self.features = rng.normal(size=(length, feature_width)).astype(np.float32)
+        self.ids = rng.integers(0, 97, length)
+
+    def committed(self, start: int, count: int, width: int):
+        """Rows of an ingest: NaN features and id 0 where a draft was rejected."""
+        features = np.full((width, self.features.shape[1]), np.nan, np.float32)
+        features[:count] = self.features[start : start + count]
+        next_ids = np.zeros(width, int)
+        next_ids[:count] = self.ids[start + 1 : start + 1 + count]
+        return features, next_ids
+
+    def known(self, length: int):
+        """The features of the first rows, and the tokens behind them."""
+        return self.features[:length], self.ids[1 : length + 1]
+
+
+class Run:
+    """Three requests side by side in one drafter, whose KV starts as NaN."""
+
+    def __init__(self, drafter: Drafter, params: ModelParams, feature_width: int):
+        self.texts = [Text(seed, feature_width) for seed in range(3)]
+        self.drafter, self.params = drafter, params
+        self.table, self.lens = page_tables(3, 10), np.zeros(3, int)
+        self.state = unwritten(drafter)
+        _, self.greedy, self.ingest = programs(drafter)
+
+    def commit(self, *counts: int) -> None:
+        rows = zip(self.texts, self.lens, counts, strict=True)
+        width = self.drafter.block_size
+        parts = [text.committed(start, count, width) for text, start, count in rows]
+        features, next_ids = (np.stack(part) for part in zip(*parts, strict=True))
+        batch = batch_of(features, next_ids, self.lens, counts, self.table)
+        self.state, self.carry = self.ingest(self.params, self.state, batch)
+        self.lens = self.lens + np.array(counts)
+
+    def draft(self) -> np.ndarray:
+        """[3, K] the drafts behind what is committed."""
+        bonus = [text.ids[n] for text, n in zip(self.texts, self.lens, strict=True)]
+        block = block_of(self.drafter, bonus, self.lens, self.table)
+        out, self.state = self.greedy(self.params, self.state, block, self.carry)
+        np.testing.assert_array_equal(out.tokens[:, 0], bonus)
+        return np.asarray(out.tokens[:, 1:])
+
+    def from_scratch(self, row: int, dense):
+        """What `dense` makes of a request: drafts and the outputs that they came from."""
+        known = self.texts[row].known(self.lens[row])
+        return dense.chain(*known, self.drafter.num_draft_tokens)
+
+
+def unwritten(drafter: Drafter):
+    """A state whose KV is NaN, so that a row read before it is written shows."""
+    state = drafter.init_state(31, 3, 32)
+    return jax.tree.map(lambda x: jnp.full_like(x, jnp.nan) if x.ndim == 5 else x, state)
+
+
+def relative_error(got, expected) -> float:
+    """Largest difference, relative to the largest value."""
+    return np.abs(np.asarray(got) - expected).max() / np.abs(expected).max()

@@ -17,7 +17,17 @@ from jaxspec.future_map import token_dtype
 from jaxspec.models.base import Kernels
 from tests.drafters.dense_eagle import DenseEagle
 from tests.drafters.eagle_folders import fixture_of, loaded
-from tests.drafters.eagle_rig import BORROWED, PAGE_SIZE, batch_of, block_of, programs
+from tests.drafters.eagle_rig import (
+    BORROWED,
+    PAGE_SIZE,
+    Run,
+    Text,
+    batch_of,
+    block_of,
+    programs,
+    relative_error,
+    unwritten,
+)
 from tests.models.paging import page_tables, rows_of
 
 CASES = ["plain", "fc_norm", "speculators", "eagle"]
@@ -51,10 +61,6 @@ def texts(case: str, lens, width=None):
     file, width = fixture_of(case), width or max(lens)
     features = np.tile(file["features"][:width], (len(lens), 1, 1))
     return features, np.tile(file["token_ids"][1 : width + 1], (len(lens), 1))
-
-
-def relative_error(got, expected) -> float:
-    return np.abs(np.asarray(got) - expected).max() / np.abs(expected).max()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -92,51 +98,12 @@ def test_passes_at_every_length_equal_the_original_module(case):
     np.testing.assert_array_equal(carry.topk_index[:, 0], best)
 
 
-class Text:
-    """What a request's tokens and features turn out to be, whatever the drafter thinks."""
-
-    def __init__(self, case: str, seed: int, length: int = 40):
-        rng = np.random.default_rng(seed)
-        width = fixture_of(case)["features"].shape[1]
-        self.features = rng.normal(size=(length, width)).astype(np.float32)
-        self.ids = rng.integers(0, 97, length)
-
-    def committed(self, start: int, count: int, width: int):
-        """Rows of an ingest: NaN features and id 0 where a draft was rejected."""
-        features = np.full((width, self.features.shape[1]), np.nan, np.float32)
-        features[:count] = self.features[start : start + count]
-        next_ids = np.zeros(width, int)
-        next_ids[:count] = self.ids[start + 1 : start + 1 + count]
-        return features, next_ids
+def run_of(case: str, drafter: Drafter) -> Run:
+    return Run(drafter, params_of(case), feature_width(case))
 
 
-class Run:
-    """Three requests side by side in one drafter, whose KV starts as NaN."""
-
-    def __init__(self, case: str, drafter: Drafter):
-        self.texts = [Text(case, seed) for seed in range(3)]
-        self.params, self.table = params_of(case), page_tables(3, 10)
-        self.drafter, self.lens = drafter, np.zeros(3, int)
-        self.state = jnp.full_like(drafter.init_state(31, 3, 32), jnp.nan)
-        _, self.greedy, self.ingest = programs(drafter)
-
-    def commit(self, counts) -> None:
-        rows = zip(self.texts, self.lens, counts, strict=True)
-        parts = [text.committed(start, count, NUM_DRAFTS + 1) for text, start, count in rows]
-        features, next_ids = (np.stack(part) for part in zip(*parts, strict=True))
-        batch = batch_of(features, next_ids, self.lens, counts, self.table)
-        self.state, self.carry = self.ingest(self.params, self.state, batch)
-        self.lens = self.lens + counts
-
-    def draft(self):
-        bonus = [text.ids[n] for text, n in zip(self.texts, self.lens, strict=True)]
-        block = block_of(self.drafter, bonus, self.lens, self.table)
-        out, self.state = self.greedy(self.params, self.state, block, self.carry)
-        return out.tokens
-
-    def from_scratch(self, row: int, dense: DenseEagle):
-        text, n = self.texts[row], self.lens[row]
-        return dense.chain(text.features[:n], text.ids[1 : n + 1], NUM_DRAFTS)
+def feature_width(case: str) -> int:
+    return fixture_of(case)["features"].shape[1]
 
 
 @pytest.mark.parametrize(
@@ -147,31 +114,31 @@ class Run:
 def test_every_chain_of_a_run_equals_recomputation_from_scratch(case, window):
     """F20, F25: rows accept 0 to 4 drafts in one step; what was rejected is NaN; page size 4."""
     config, own = loaded(case)
-    run = Run(case, build(case, window))
+    run = run_of(case, build(case, window))
     embed, head = params_of(case).target
     dense = DenseEagle(dataclasses.replace(config, window=window), own, embed, head)
     for counts in [(3, 5, 1), (1, 2, 5), (1, 5, 4), (5, 1, 3), (2, 3, 1), (5, 4, 1), (1, 1, 5)]:
-        run.commit(np.array(counts))
+        run.commit(*counts)
         tokens = run.draft()
         for row in range(3):
             drafts, outputs = run.from_scratch(row, dense)
             hidden = run.carry.hidden_states[row]
             assert relative_error(hidden, outputs[0]) < ROUNDING
-            assert tokens[row, 1:].tolist() == drafts
+            assert tokens[row].tolist() == drafts
 
 
 def test_the_tail_of_a_tile_reads_the_token_that_the_next_tile_begins_with():
     """A prompt of 13 in tiles of 5, all at once and in two dispatches, equals one piece."""
     config, own = loaded("plain")
-    text, table = Text("plain", 7), page_tables(1, 10)[[0, 0, 0]]
+    text, table = Text(7, feature_width("plain")), page_tables(1, 10)[[0, 0, 0]]
     drafter, params = build("plain"), params_of("plain")
     ingest = programs(drafter)[2]
     tiles = [text.committed(start, count, 5) for start, count in ((0, 5), (5, 5), (10, 3))]
     features, next_ids = (np.stack(part) for part in zip(*tiles, strict=True))
-    whole = DenseEagle(config, own).chain(text.features[:13], text.ids[1:14], 1)[1][0]
+    whole = DenseEagle(config, own).chain(*text.known(13), 1)[1][0]
 
     def last_output(*dispatches):
-        state = jnp.full_like(drafter.init_state(31, 3, 32), jnp.nan)
+        state = unwritten(drafter)
         for counts in dispatches:
             batch = batch_of(features, next_ids, [0, 5, 10], counts, table)
             state, carry = ingest(params, state, batch)
@@ -184,7 +151,7 @@ def test_the_tail_of_a_tile_reads_the_token_that_the_next_tile_begins_with():
 def test_a_row_is_made_from_the_token_after_it():
     """Perturbing the token at j + 1 changes row j and what is drafted behind it, no other row."""
     drafter, params, table = build("plain"), params_of("plain"), page_tables(3, 10)
-    features, next_ids = Text("plain", 3).committed(0, 5, 5)
+    features, next_ids = Text(3, feature_width("plain")).committed(0, 5, 5)
     rows = np.tile(next_ids, (3, 1))
     rows[1, 2] += 1
     rows[2, 4] += 1
@@ -200,10 +167,10 @@ def test_a_row_is_made_from_the_token_after_it():
 
 
 def test_a_row_without_committed_tokens_writes_to_the_null_page_only():
-    run = Run("plain", build("plain"))
-    run.commit(np.array([5, 3, 4]))
+    run = run_of("plain", build("plain"))
+    run.commit(5, 3, 4)
     before = run.state
-    run.commit(np.array([0, 0, 2]))
+    run.commit(0, 0, 2)
     owned = run.table[:2].reshape(-1)
     np.testing.assert_array_equal(run.state[owned], before[owned])
 
@@ -211,11 +178,11 @@ def test_a_row_without_committed_tokens_writes_to_the_null_page_only():
 def test_the_output_fed_back_is_normed_where_the_checkpoint_says_so():
     config, own = loaded("plain")
     config = dataclasses.replace(config, norm_output=True)
-    run = Run("plain", build("plain", norm_output=True))
-    run.commit(np.array([5, 2, 4]))
+    run = run_of("plain", build("plain", norm_output=True))
+    run.commit(5, 2, 4)
     drafts, outputs = run.from_scratch(0, DenseEagle(config, own))
     assert relative_error(run.carry.hidden_states[0], outputs[0]) < ROUNDING
-    assert run.draft()[0, 1:].tolist() == drafts
+    assert run.draft()[0].tolist() == drafts
 
 
 def test_a_block_without_room_for_a_draft_is_refused():
