@@ -65,13 +65,17 @@ def plan_dflash(setup: DrafterSetup) -> DrafterPlan:
         )
 
     itemsize = jnp.dtype(setup.dtype).itemsize
-    ops = ("paged_attention", "kv_write", "kv_write_context")
+    heads = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     return DrafterPlan(
         params=params,
         feature_layers=config.target_layer_ids,
         block_size=block_size,
         kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize,
-        kernel_shapes={op: {"head_dim": config.head_dim} for op in ops},
+        kernel_shapes={
+            "paged_attention": {"heads": config.num_heads, **heads},
+            "kv_write": {"heads": config.num_heads, **heads},
+            "kv_write_context": {"layers": config.num_layers, **heads},
+        },
         build=build,
     )
 

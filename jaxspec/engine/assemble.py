@@ -17,6 +17,7 @@ from jaxspec.config import ConfigError, DeviceFacts, EngineConfig, Geometry, Ker
 from jaxspec.drafters.base import Drafter, DrafterPlan, ModelParams
 from jaxspec.drafters.registry import plan_drafter
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.self_test import self_test_kernels
 from jaxspec.engine.sequence import Detokenizer
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import build_steps
@@ -121,6 +122,7 @@ def assemble(
         kernels=kernels,
         device=DeviceFacts(device.platform, _memory_bytes()),
     )
+    self_test_kernels(geometry, model, plan)
     target = build_target(
         model,
         feature_layers=plan.feature_layers,

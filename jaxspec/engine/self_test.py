@@ -1,0 +1,99 @@
+"""Runs each chosen kernel beside its reference before serving, for the shapes in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.config import Geometry
+from jaxspec.drafters.base import DrafterPlan
+from jaxspec.models.config import ModelConfig
+from kernels_pallas import dispatch
+from kernels_pallas.accept import cases as accept_cases
+from kernels_pallas.kv_write import cases as kv_write_cases
+from kernels_pallas.kv_write_context import cases as kv_write_context_cases
+from kernels_pallas.paged_attention import cases as attention_cases
+from kernels_pallas.resolve_prepare import cases as resolve_cases
+
+
+def self_test_kernels(geometry: Geometry, model: ModelConfig, plan: DrafterPlan) -> None:
+    """Checks every kernel that is not a reference already.
+
+    Raises:
+        UnsupportedKernel: a kernel differs from its reference here; names op, case and error.
+    """
+    for op, case in self_test_cases(geometry, model, plan):
+        implementation = getattr(geometry.kernels, op)
+        if implementation != dispatch.XLA:
+            dispatch.self_test(op, implementation, case)
+
+
+def self_test_cases(
+    geometry: Geometry, model: ModelConfig, plan: DrafterPlan
+) -> list[tuple[str, Any]]:
+    """(op, case) of an engine's sizes: a decode batch of it, with a short and a long row."""
+    block, page = geometry.block_size, geometry.page_size
+    columns = geometry.pages_per_slot
+    longest = min(columns * page - block, geometry.max_model_len - 1)
+    heads = {
+        "heads": model.num_heads,
+        "kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "page_size": page,
+        "dtype": geometry.dtype,
+    }
+    drafter = plan.kernel_shapes
+    cases: list[tuple[str, Any]] = [
+        (
+            "resolve_prepare",
+            resolve_cases.make_case(
+                "in use",
+                3,
+                vocab_size=model.vocab_size,
+                block_size=block,
+                page_size=page,
+                num_pages=columns,
+            ),
+        ),
+        (
+            "accept",
+            accept_cases.Case("in use", 3, block, geometry.max_stop_ids, model.vocab_size),
+        ),
+        (
+            "paged_attention",
+            attention_cases.Case(
+                "verify, in use", (1, page, min(longest, 700)), block, columns=columns, **heads
+            ),
+        ),
+        ("kv_write", kv_write_cases.Case("in use", 3, block, norm=model.qk_norm, **heads)),
+    ]
+    if "paged_attention" in drafter:
+        cases.append(
+            (
+                "paged_attention",
+                attention_cases.Case(
+                    "draft, in use",
+                    (1, page, min(longest, 700)),
+                    block,
+                    columns=columns,
+                    causal=False,
+                    page_size=page,
+                    dtype=geometry.dtype,
+                    **drafter["paged_attention"],
+                ),
+            )
+        )
+    if "kv_write_context" in drafter:
+        cases.append(
+            (
+                "kv_write_context",
+                kv_write_context_cases.Case(
+                    "in use",
+                    3,
+                    block,
+                    page_size=page,
+                    dtype=geometry.dtype,
+                    **drafter["kv_write_context"],
+                ),
+            )
+        )
+    return cases

@@ -1,0 +1,60 @@
+"""The self-test before serving: it runs the sizes in use and refuses a kernel that differs."""
+
+import pytest
+
+from jaxspec.config import Kernels
+from jaxspec.drafters.base import DrafterPlan
+from jaxspec.engine.self_test import self_test_cases, self_test_kernels
+from jaxspec.models.config import ModelConfig
+from kernels_pallas import dispatch
+from kernels_pallas.accept import triton as accept_triton
+from tests.harness import make_geometry
+
+MODEL = ModelConfig("llama", 32, 16, 32, 1, 2, 1, 16, 1e4, 1e-5, 64, True)
+PLAN = DrafterPlan(
+    params=(),
+    feature_layers=(),
+    block_size=8,
+    kv_bytes_per_token=0,
+    kernel_shapes={
+        "paged_attention": {"heads": 2, "kv_heads": 1, "head_dim": 16},
+        "kv_write_context": {"layers": 2, "kv_heads": 1, "head_dim": 16},
+    },
+    build=lambda target, page_size, kernels: None,
+)
+
+
+def geometry(**kernels: str):
+    return make_geometry(page_size=16, kernels=Kernels(**kernels))
+
+
+def test_the_cases_have_the_sizes_in_use():
+    cases = self_test_cases(geometry(), MODEL, PLAN)
+    assert [op for op, _ in cases] == [
+        "resolve_prepare",
+        "accept",
+        "paged_attention",
+        "kv_write",
+        "paged_attention",
+        "kv_write_context",
+    ]
+    verify, draft = (case for op, case in cases if op == "paged_attention")
+    assert (verify.causal, draft.causal) == (True, False)
+    assert (verify.block, verify.page_size, verify.head_dim) == (8, 16, 16)
+
+
+def test_sound_kernels_pass_and_references_are_not_run():
+    self_test_kernels(geometry(), MODEL, PLAN)
+    self_test_kernels(geometry(accept="triton_interpret"), MODEL, PLAN)
+
+
+def test_a_kernel_that_differs_is_refused_by_op_case_and_error(monkeypatch):
+    sound = accept_triton.accept
+
+    def off_by_one(*args, **kwargs):
+        accepted = sound(*args, **kwargs)
+        return accepted._replace(new_lens=accepted.new_lens + 1)
+
+    monkeypatch.setattr(accept_triton, "accept", off_by_one)
+    with pytest.raises(dispatch.UnsupportedKernel, match=r"accept: .* case 'in use'"):
+        self_test_kernels(geometry(accept="triton_interpret"), MODEL, PLAN)
