@@ -35,21 +35,19 @@ def plan_drafter(
     *,
     token_id: Callable[[str], int | None] | None = None,
     progress: Progress = no_progress,
-) -> tuple[str, DrafterPlan, str]:
-    """Chooses the drafter that the settings mean: (name, plan, reason).
+) -> tuple[str, DrafterPlan]:
+    """Loads the drafter that the settings name: (kind, plan).
 
     token_id: the target's tokenizer, for checkpoints that name a token by its text.
 
     Raises:
         ModelFileError: the checkpoint is missing, unsupported or unfit for the target.
     """
-    if config.drafter == "auto":
-        reason = f"auto: no drafter is shipped for {config.model}"
-        return "none", plan_none(DrafterSetup(config, target, dtype, None)), reason
+    assert config.drafter != "auto", "assemble decides what auto means"
     checkpoint: Path | None = None
     name = config.drafter
     if name not in MODEL_FREE:
         checkpoint = find_drafter(config.drafter, progress=progress)
         name = detect_drafter(checkpoint)
     plan = DRAFTERS[name](DrafterSetup(config, target, dtype, checkpoint, token_id))
-    return name, plan, "asked for"
+    return name, plan

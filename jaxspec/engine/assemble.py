@@ -6,7 +6,7 @@ Every choice is made here, once, and reported with its reason.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jaxspec.config import ConfigError, DeviceFacts, EngineConfig, Geometry, Kernels, resolve
 from jaxspec.drafters.base import Drafter, DrafterPlan, ModelParams
 from jaxspec.drafters.registry import plan_drafter
+from jaxspec.drafters.shipped import Shipped, shipped_drafter
+from jaxspec.engine.auto import StepTimes, Verdict, judge, measure_step_s, remembered_times
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.self_test import self_test_kernels
 from jaxspec.engine.sequence import Detokenizer
@@ -23,6 +25,7 @@ from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import build_steps
 from jaxspec.models import Target, build_target
 from jaxspec.models.config import ModelConfig
+from jaxspec.models.layers import TargetParams
 from jaxspec.request import Request
 from jaxspec.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.weights.checkpoint import Checkpoint, open_checkpoint
@@ -32,6 +35,7 @@ from jaxspec.weights.load import load_target
 from kernels_pallas.dispatch import Choice, Device, pick
 
 _MIN_GPU_JAX = (0, 11, 1)
+_MEASURED_LEN = 1024  # tokens of context that the engines of a measurement hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +103,72 @@ def assemble(
     device = Device.current()
     refuse_old_gpu_jax(device.platform, jax.__version_info__)
     opened = opened or open_model(config, cache_dir=cache_dir, on_progress=on_progress)
-    checkpoint, tokenizer = opened
-    model = checkpoint.config
     dtype, dtype_reason = choose_dtype(config.dtype, device)
-    drafter_name, plan, drafter_reason = plan_drafter(
+    loaded = Loaded(
+        *opened,
+        target_params=load_target(opened.checkpoint, dtype, progress=on_progress),
+        dtype=dtype,
+        dtype_reason=dtype_reason,
+        device=device,
+        detokenize=detokenize,
+    )
+    if config.drafter != "auto":
+        return _build(config, loaded, "asked for", on_progress)
+    shipped = shipped_drafter(config.model)
+    plain = replace(config, drafter="none", block_size=None, draft_window=None)
+    if shipped is None or config.force_accept is not None:
+        reason = f"auto: no drafter is shipped for {config.model}"
+        return _build(plain, loaded, reason, on_progress)
+    drafting = replace(config, drafter=str(shipped.path))
+    verdict = _judge_drafter(drafting, plain, loaded, shipped, cache_dir / "auto.json")
+    return _build(drafting if verdict.pays else plain, loaded, verdict.reason, on_progress)
+
+
+class Loaded(NamedTuple):
+    """A model on the device, for whatever engine is built around it."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    target_params: TargetParams
+    dtype: str
+    dtype_reason: str
+    device: Device
+    detokenize: bool
+
+
+def _judge_drafter(
+    drafting: EngineConfig, plain: EngineConfig, loaded: Loaded, shipped: Shipped, memory: Path
+) -> Verdict:
+    """Measures a step with the drafter and one without, unless that was done here before."""
+    device = loaded.device
+    key = f"{shipped.folder} {loaded.dtype} {device.kind} jax {jax.__version__} {drafting.kernels}"
+
+    def measure() -> StepTimes:
+        # A pool for one request, so that both engines fit beside each other on any device.
+        small = {"max_num_seqs": 1, "kv_cache_tokens": None, "decode_steps": 1}
+        small["max_model_len"] = min(
+            _MEASURED_LEN, loaded.checkpoint.config.max_position_embeddings
+        )
+        times = [
+            measure_step_s(_build(replace(config, **small), loaded, "", no_progress).engine)
+            for config in (plain, drafting)
+        ]
+        return StepTimes(*times)
+
+    return judge(remembered_times(memory, key, measure), shipped.accept_length)
+
+
+def _build(
+    config: EngineConfig, loaded: Loaded, drafter_reason: str, on_progress: Progress
+) -> Assembled:
+    """Builds the engine with the drafter that `config` names."""
+    checkpoint, tokenizer, device = loaded.checkpoint, loaded.tokenizer, loaded.device
+    model, dtype = checkpoint.config, loaded.dtype
+    drafter_name, plan = plan_drafter(
         config, model, dtype, token_id=tokenizer.token_id, progress=on_progress
     )
     kernels, kernel_choices = choose_kernels(config.kernels, device, model, plan)
-    params = ModelParams(
-        target=load_target(checkpoint, dtype, progress=on_progress), drafter=plan.params
-    )
+    params = ModelParams(target=loaded.target_params, drafter=plan.params)
     itemsize = jnp.dtype(dtype).itemsize
     kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * itemsize
     geometry = resolve(
@@ -137,14 +197,14 @@ def assemble(
         init_state(geometry, target, drafter),
         {greedy: build_steps(geometry, target, drafter, greedy=greedy) for greedy in (True, False)},
         eos_token_ids=model.eos_token_ids,
-        make_detokenizer=_detokenizers(tokenizer) if detokenize else None,
+        make_detokenizer=_detokenizers(tokenizer) if loaded.detokenize else None,
         overlap=config.overlap,
         seed=config.seed,
     )
     choices = (
         ("model", checkpoint.name, str(checkpoint.path)),
         ("device", device.kind, f"jax {jax.__version__}"),
-        ("dtype", dtype, dtype_reason),
+        ("dtype", dtype, loaded.dtype_reason),
         ("drafter", drafter_name, drafter_reason),
         *((op, choice.name, choice.reason) for op, choice in kernel_choices.items()),
         *_sizes(geometry, kv_bytes + plan.kv_bytes_per_token),

@@ -1,0 +1,57 @@
+"""Whether `auto` drafts: the arithmetic, and what is remembered of a measurement."""
+
+import pytest
+
+from jaxspec.engine.auto import StepTimes, judge, measure_step_s, remembered_times
+from tests.harness import make_engine, request, run, tokens_of
+
+
+def test_a_drafter_pays_when_tokens_grow_faster_than_the_step():
+    verdict = judge(StepTimes(plain_s=0.010, draft_s=0.015), 3.0)
+    assert verdict.pays
+    assert verdict.reason == (
+        "auto: 3.00 tokens a step of 15.00 ms, plain 10.00 ms, so 2.00x plain decoding"
+    )
+
+
+@pytest.mark.parametrize("draft_s", [0.030, 0.040, 0.029])
+def test_a_drafter_that_loses_or_draws_is_left_out(draft_s):
+    assert not judge(StepTimes(plain_s=0.010, draft_s=draft_s), 3.0).pays
+
+
+def test_times_are_measured_once_a_key(tmp_path):
+    file = tmp_path / "deep" / "auto.json"
+    measured = []
+
+    def measure() -> StepTimes:
+        measured.append(1)
+        return StepTimes(0.5, 0.25)
+
+    first = remembered_times(file, "a", measure)
+    assert remembered_times(file, "a", measure) == first == StepTimes(0.5, 0.25)
+    assert len(measured) == 1
+    remembered_times(file, "b", measure)
+    assert len(measured) == 2
+    assert remembered_times(file, "a", measure) == first
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": [1]}', '{"a": "x"}', '{"a": [0.0, 1.0]}'])
+def test_a_damaged_memory_is_measured_again(tmp_path, text):
+    file = tmp_path / "auto.json"
+    file.write_text(text)
+    assert remembered_times(file, "a", lambda: StepTimes(2.0, 1.0)) == StepTimes(2.0, 1.0)
+    assert remembered_times(file, "a", lambda: StepTimes(9.0, 9.0)) == StepTimes(2.0, 1.0)
+
+
+def test_a_memory_that_cannot_be_written_costs_only_the_measurement(tmp_path):
+    (tmp_path / "file").write_text("")
+    file = tmp_path / "file" / "auto.json"
+    assert remembered_times(file, "a", lambda: StepTimes(2.0, 1.0)) == StepTimes(2.0, 1.0)
+
+
+def test_measuring_a_step_leaves_an_engine_as_it_was():
+    engine = make_engine("scripted", accepts=3)
+    assert measure_step_s(engine) > 0
+    alone = run(make_engine("scripted", accepts=3), request("a", [5, 6, 7]))
+    assert tokens_of(run(engine, request("a", [5, 6, 7]))["a"]) == tokens_of(alone["a"])
