@@ -35,6 +35,7 @@ _KINDS = {
     "DFlashDraftModel": "dflash",
     "LlamaForCausalLMEagle3": "eagle3",
     "LlamaForCausalLMEagle": "eagle",
+    "MultiLayerEagleDraftModel": "multi_layer_eagle",
 }
 _SPECULATORS = {"eagle3": "eagle3"}  # `speculators_model_type` -> key
 _UNSUPPORTED = ("DFlash2", "Domino", "DSpark")  # as architectures name them
