@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,18 @@ def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
     return dispatch.refuses_triton(device)
 
 
+class Config(NamedTuple):
+    """Static choices of a launch; `choose` sets them, a sweep may try others."""
+
+    tile_heads: int  # heads of one program, a power of two
+    num_warps: int
+
+
+def choose(tokens: int) -> Config:
+    """Few tokens: spread the heads over programs. Many: compute each token's angles only once."""
+    return Config(8, 1) if tokens < 256 else Config(64, 4)
+
+
 def kv_write(
     qkv: jax.Array,
     kv_pages: jax.Array,
@@ -38,13 +50,14 @@ def kv_write(
     k_norm: jax.Array | None,
     eps: float,
     interpret: bool,
+    config: Config | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """See `kv_write`. Grid: (tokens, tiles of heads); q, k and v heads differ only by masks."""
     batch, block, width = qkv.shape
     tokens, heads = batch * block, num_heads + 2 * num_kv_heads
     dim = width // heads
-    # Few tokens: spread the heads over programs. Many: compute each token's angles only once.
-    tile = min(pl.next_power_of_2(heads), 8 if tokens < 256 else 64)
+    config = choose(tokens) if config is None else config
+    tile = min(pl.next_power_of_2(heads), config.tile_heads)
     norms = tuple(() if weight is None else (weight,) for weight in (q_norm, k_norm))
     q, kv_pages = pl.pallas_call(
         functools.partial(_kernel, num_heads=num_heads, eps=eps, tile=tile),
@@ -55,9 +68,7 @@ def kv_write(
             jax.ShapeDtypeStruct(kv_pages.shape, kv_pages.dtype),
         ),
         input_output_aliases={1: 1},
-        compiler_params=pltriton.CompilerParams(
-            num_warps=max(1, min(4, tile * dim // 1024)), num_stages=1
-        ),
+        compiler_params=pltriton.CompilerParams(num_warps=config.num_warps, num_stages=1),
         interpret=interpret,
     )(
         qkv.reshape(tokens, heads, dim),

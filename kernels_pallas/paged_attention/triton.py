@@ -26,6 +26,7 @@ class Config(NamedTuple):
     splits: int  # programs that share the KV of one row, a power of two
     num_warps: int
     num_stages: int
+    tile_merge: int = 8  # query rows of one program of the merge
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -106,13 +107,13 @@ def paged_attention(
     )(q, kv_pages, page_table, lens, () if block_mask is None else (block_mask,))
     if config.splits == 1:
         return out
-    tile = min(pl.next_power_of_2(rows), 8)
+    tile = min(pl.next_power_of_2(rows), config.tile_merge)
     return pl.pallas_call(
         functools.partial(_merge, tile=tile, group=group),
         name="paged_attention_merge",
         grid=(-(-rows // tile), kv_heads, batch),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        compiler_params=pltriton.CompilerParams(num_warps=4, num_stages=1),
+        compiler_params=pltriton.CompilerParams(num_warps=max(1, tile * dim // 256), num_stages=1),
         interpret=interpret,
     )(*out)
 
@@ -159,24 +160,32 @@ def _attend(
     low = first_tile + split * each
     high = jnp.minimum(low + each, end_tile)
 
-    def load(kv_index, t, position, keep):
+    def pages_of(t):
+        """The page of tile t, or of each of its rows where a tile spans several."""
         if page_size % tile == 0:
-            page = pltriton.load(page_table_ref.at[b, t * tile // page_size])
-            ref = kv_ref.at[page, jnp.int32(kv_index), j, pl.ds(t * tile % page_size, tile)]
+            column = jnp.minimum(t * tile // page_size, columns - 1)
+            return pltriton.load(page_table_ref.at[b, column])
+        column = (t * tile + jnp.arange(tile, dtype=jnp.int32)) // page_size
+        return pltriton.load(page_table_ref.at[b, column], mask=column < columns, other=0)
+
+    def load(kv_index, t, pages, position, keep):
+        if page_size % tile == 0:
+            offset = pl.ds(t * tile % page_size, tile)
+            ref = kv_ref.at[pages, jnp.int32(kv_index), j, offset]
         else:
-            column = position // page_size
-            pages = pltriton.load(page_table_ref.at[b, column], mask=column < columns, other=0)
             ref = kv_ref.at[pages[:, None], kv_index, j, (position % page_size)[:, None], lane]
         if keep is None:
             return pltriton.load(ref)
         return pltriton.load(ref, mask=keep[:, None], other=0.0)
 
     def step(t, carry, *, masked):
-        m, total, acc = carry
+        pages, m, total, acc = carry
         position = t * tile + jnp.arange(tile, dtype=jnp.int32)
         keep = (position >= start) & (position < end) if masked else None
-        k = load(0, t, position, keep)
-        v = load(1, t, position, keep)
+        k = load(0, t, pages, position, keep)
+        v = load(1, t, pages, position, keep)
+        # A step ahead, so that no load of KV waits for the page's number first.
+        pages = pages_of(t + 1)
         scores = _dot(q, k.T) * (scale * _LOG2_E)
         if masked:
             visible = see(position)
@@ -190,7 +199,7 @@ def _attend(
             p = jnp.where(visible, p, 0.0)
         alpha = jnp.exp2(m - m_next)
         total = total * alpha + jnp.sum(p, axis=1)
-        return m_next, total, acc * alpha[:, None] + _dot(p.astype(v.dtype), v)
+        return pages, m_next, total, acc * alpha[:, None] + _dot(p.astype(v.dtype), v)
 
     def see(position):
         """bool[tile_q, tile_kv]: as `_visible` of the reference."""
@@ -213,6 +222,7 @@ def _attend(
         return visible
 
     carry = (
+        pages_of(low),
         jnp.full((config.tile_q,), _MASKED, jnp.float32),
         jnp.zeros((config.tile_q,), jnp.float32),
         jnp.zeros((config.tile_q, dim), jnp.float32),
@@ -222,7 +232,7 @@ def _attend(
         whole = jnp.clip(length // tile, low, jnp.maximum(low, high))
         carry = jax.lax.fori_loop(low, whole, functools.partial(step, masked=False), carry)
         low = whole
-    m, total, acc = jax.lax.fori_loop(low, high, functools.partial(step, masked=True), carry)
+    _, m, total, acc = jax.lax.fori_loop(low, high, functools.partial(step, masked=True), carry)
 
     if config.splits == 1:
         out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
@@ -249,21 +259,22 @@ def _merge(
     j, b = pl.program_id(1), pl.program_id(2)
     row = pl.program_id(0) * tile + jnp.arange(tile, dtype=jnp.int32)
     inside = row < rows
-    each_m = [
-        pltriton.load(m_ref.at[b, j, s, row], mask=inside, other=_MASKED) for s in range(splits)
-    ]
-    m = functools.reduce(jnp.maximum, each_m)
-    total = jnp.zeros((tile,), jnp.float32)
     dim = acc_ref.shape[-1]
     lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
-    acc = jnp.zeros((tile, dim), jnp.float32)
-    for s in range(splits):
-        weight = jnp.exp2(each_m[s] - m)
-        total += weight * pltriton.load(total_ref.at[b, j, s, row], mask=inside, other=0.0)
-        part = pltriton.load(
-            acc_ref.at[b, j, s, row[:, None], lane], mask=inside[:, None], other=0.0
-        )
-        acc += weight[:, None] * part
+
+    def load(ref, s):
+        at = (b, j, jnp.int32(s))
+        if ref is acc_ref:
+            return pltriton.load(ref.at[(*at, row[:, None], lane)], mask=inside[:, None], other=0.0)
+        return pltriton.load(ref.at[(*at, row)], mask=inside, other=_MASKED)
+
+    each_m, each_total, each_acc = (
+        [load(ref, s) for s in range(splits)] for ref in (m_ref, total_ref, acc_ref)
+    )
+    m = functools.reduce(jnp.maximum, each_m)
+    weights = [jnp.exp2(each - m) for each in each_m]
+    total = sum(weight * each for weight, each in zip(weights, each_total, strict=True))
+    acc = sum(weight[:, None] * each for weight, each in zip(weights, each_acc, strict=True))
     out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
     i, head = row // group, j * group + row % group
     pltriton.store(

@@ -1,0 +1,63 @@
+"""A matrix product of few rows that streams the weight once, with what stands before and after it.
+
+Read `reference.py`, then `triton.py`; `cases.py` names the shapes that tests and `bench.py` share.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import chex
+import jax
+
+from kernels_pallas import dispatch
+from kernels_pallas.few_row_gemm import reference, triton
+
+__all__ = ["few_row_gemm"]
+
+BACKENDS = {"triton": triton.refuses}
+
+
+def few_row_gemm(
+    x: jax.Array,
+    weight: jax.Array,
+    norm: jax.Array | None = None,
+    residual: jax.Array | None = None,
+    *,
+    eps: float = 1e-6,
+    swiglu: bool = False,
+    implementation: str = "xla",
+) -> jax.Array:
+    """Returns epilogue(rms_norm(x) @ weight.T), accumulated in f32 and rounded once.
+
+    The prologue, where a norm weight is given, is x * rsqrt(mean(x^2) + eps) * norm. The epilogue
+    is, with `swiglu`, silu(gate) * up of the product's two halves, then the sum with `residual`.
+
+    Args:
+      x: [M, E] few rows: decode and verify of a batch.
+      weight: [out, E], or with `swiglu` [2 out, E], the gate's rows first.
+      norm: [E] weight of the RMSNorm before the product, or None for no norm.
+      residual: [M, out] added to the result, or None.
+      eps: added to the mean square.
+      swiglu: whether the two halves of the product are gate and up.
+      implementation: "xla", "triton", or what `dispatch.pick` chose.
+
+    Returns:
+      [M, out] in x's dtype.
+    """
+    num_rows, width = x.shape
+    chex.assert_shape(weight, (None, width))
+    parts = 2 if swiglu else 1
+    chex.assert_is_divisible(weight.shape[0], parts)
+    chex.assert_type(weight, x.dtype)
+    if norm is not None:
+        chex.assert_shape(norm, (width,))
+    if residual is not None:
+        chex.assert_shape(residual, (num_rows, weight.shape[0] // parts))
+        chex.assert_type(residual, x.dtype)
+    match dispatch.parse("few_row_gemm", implementation):
+        case "triton", interpret:
+            run = functools.partial(triton.few_row_gemm, interpret=interpret)
+        case _:
+            run = reference.few_row_gemm
+    return run(x, weight, norm, residual, eps=eps, swiglu=swiglu)
