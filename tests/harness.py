@@ -154,6 +154,7 @@ def tokens_of(output: RequestOutput) -> list[int]:
     return output.outputs[0].token_ids
 
 
+@functools.lru_cache(maxsize=4096)
 def expected(asked: Request) -> oracle.Expected:
     """What plain decoding in plain Python makes of a request."""
     return oracle.decode(list(asked.prompt_token_ids), asked.params, max_model_len=CONTEXT)
