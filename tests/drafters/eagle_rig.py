@@ -25,9 +25,11 @@ BORROWED = Target(
 
 @functools.cache
 def programs(drafter: Drafter):
-    """(draft, ingest) jitted; draft takes tokens to go on with, or its own likeliest ones.
+    """(draft, greedy, ingest) jitted.
 
-    draft: (params, state, block, carry, forced i32[B, K]) -> (DraftBlock, logits, state).
+    draft: (params, state, block, carry, forced i32[B, K]) -> (DraftBlock, logits, state), the
+        chain of a sampled batch, led along the forced tokens.
+    greedy: (params, state, block, carry) -> (DraftBlock, state).
     """
 
     def draft(params: ModelParams, state, block: Block, carry, forced):
@@ -47,7 +49,10 @@ def programs(drafter: Drafter):
         context = DraftContext(rows, block, carry, None, greedy=True)
         return drafter.draft(params, state, context)
 
-    return jax.jit(draft), jax.jit(greedy), jax.jit(drafter.ingest)
+    # What is tested is what is computed, not how fast; the compiler's own optimisations would take
+    # most of the tests' time.
+    jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    return jit(draft), jit(greedy), jit(drafter.ingest)
 
 
 def block_of(drafter: Drafter, bonus, lens, table) -> Block:
@@ -57,20 +62,17 @@ def block_of(drafter: Drafter, bonus, lens, table) -> Block:
     return block_at(ids, lens, table, PAGE_SIZE)
 
 
-def batch_of(features, next_ids, lens, num_valid, table, *, token_ids=None, rows=None):
+def batch_of(features, next_ids, lens, num_valid, table, *, rows=None) -> IngestBatch:
     """An `IngestBatch`: features [B, N, F * E], of which the first num_valid[b] are committed."""
-    features = jnp.asarray(features)
-    token_ids = np.zeros(features.shape[:2]) if token_ids is None else token_ids
-    block = block_at(token_ids, lens, table, PAGE_SIZE)
-    num_valid = jnp.asarray(num_valid, jnp.int32)
+    block = block_at(np.zeros(features.shape[:2]), lens, table, PAGE_SIZE)
     valid = np.arange(features.shape[1]) < np.asarray(num_valid)[:, None]
-    locs = jnp.where(valid, block.kv_locs, block.kv_locs % PAGE_SIZE)
+    locs = np.asarray(block.kv_locs)
     return IngestBatch(
-        rows=jnp.arange(1, len(lens) + 1, dtype=jnp.int32) if rows is None else jnp.asarray(rows),
-        block=block.replace(kv_locs=locs),
+        rows=jnp.asarray(range(1, len(lens) + 1) if rows is None else rows, jnp.int32),
+        block=block.replace(kv_locs=jnp.asarray(np.where(valid, locs, locs % PAGE_SIZE))),
         next_ids=jnp.asarray(next_ids, jnp.int32),
-        features=features,
-        num_valid=num_valid,
+        features=jnp.asarray(features, jnp.float32),
+        num_valid=jnp.asarray(num_valid, jnp.int32),
     )
 
 
