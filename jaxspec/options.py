@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -46,14 +47,21 @@ def parse(
         raise UsageError(f"{first!r} stands before the command; put options behind it")
     if first and not first.startswith("-"):
         _check_name("command", first, list(commands))
+        # Before parsing, which would take the value of an unknown option for something else.
+        _check_options(commands[first], argv[1:])
     args, unknown = parser.parse_known_args(argv)
-    if not unknown:
-        return args
-    name = unknown[0].partition("=")[0]
-    if not name.startswith("-"):
-        raise UsageError(f"unexpected argument {name!r}; put quotes around a prompt")
-    known = commands[args.command]._option_string_actions
-    raise _unknown("option", name, [option for option in known if option.startswith("--")])
+    if unknown:
+        raise UsageError(f"unexpected argument {unknown[0]!r}; put quotes around a prompt")
+    return args
+
+
+def _check_options(parser: Parser, argv: Sequence[str]) -> None:
+    known = parser._option_string_actions
+    for token in itertools.takewhile(lambda token: token != "--", argv):
+        # What is known in part, such as -5 for a number, is left to the parser.
+        is_option = token.startswith("--") or (token[:1] == "-" and token[1:].isalpha())
+        if is_option:
+            _check_name("option", token.partition("=")[0], list(known))
 
 
 def _check_name(kind: str, name: str, known: list[str]) -> None:

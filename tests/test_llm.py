@@ -309,24 +309,12 @@ def test_after_the_warm_up_nothing_compiles(folder, tmp_path):
     assert compiled.count == 0
 
 
-def test_the_compilation_cache_is_the_users_where_there_is_one(tmp_path):
-    names = (
-        "jax_compilation_cache_dir",
-        "jax_persistent_cache_min_compile_time_secs",
-        "jax_persistent_cache_min_entry_size_bytes",
-    )
-    before = {name: getattr(jax.config, name) for name in names}
-    try:
-        jax.config.update("jax_compilation_cache_dir", None)
-        use_compilation_cache(tmp_path / "ours")
-        jax.jit(lambda x: x * 3 + 1)(np.arange(5))
-        assert any((tmp_path / "ours").iterdir())
-        use_compilation_cache(tmp_path / "other")
-        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "ours")
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        jax.experimental.compilation_cache.compilation_cache.reset_cache()
+def test_the_compilation_cache_is_the_users_where_there_is_one(tmp_path, jax_cache_settings):
+    use_compilation_cache(tmp_path / "ours")
+    jax.jit(lambda x: x * 3 + 1)(np.arange(5))
+    assert any((tmp_path / "ours").iterdir())
+    use_compilation_cache(tmp_path / "other")
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "ours")
 
 
 def test_models_are_kept_in_the_home_folder_unless_told_otherwise(monkeypatch, tmp_path):

@@ -1,17 +1,123 @@
-"""`jaxspec bench`."""
+"""`jaxspec bench`: measures speed, acceptance and host work. Host only."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from jaxspec.options import Parser
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.options import Parser, add_options, given, read_int
+from jaxspec.progress import ProgressDisplay
+
+if TYPE_CHECKING:
+    from jaxspec.bench.report import Result
+    from jaxspec.bench.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A bench: its file, what it shows, and its own defaults."""
+
+    help: str
+    engine: dict[str, Any]
+    num_prompts: int = 8
+    max_tokens: int = 64
+    repeats: int = 5
+    drafters: tuple[str, ...] = ("none", "ngram")
+
+    def load(self, name: str) -> Callable[[Settings], Result]:
+        """What runs it."""
+        return importlib.import_module(f"jaxspec.bench.{name}").run
+
+
+_ALONE = {"max_num_seqs": 1, "max_model_len": 1024, "max_num_batched_tokens": 256}
+_MANY = {**_ALONE, "max_num_seqs": 8}
+MODES = {
+    "compare": Mode("plain decoding against drafters (the default)", _ALONE),
+    "latency": Mode("what one user alone waits for", _ALONE),
+    "throughput": Mode("tokens a second as more requests run at once", _MANY, num_prompts=16),
+    "acceptance": Mode(
+        "how far drafts agree with the model", _MANY, num_prompts=16, drafters=("ngram",)
+    ),
+    "host": Mode("what the host does in a step", _MANY),
+    "forward": Mode("a step of the engine against the bare model", _ALONE),
+    "prefill": Mode(
+        "a prompt of 1,000 tokens against the arithmetic floor",
+        {"max_num_seqs": 1, "max_model_len": 1024, "max_num_batched_tokens": 1024},
+        drafters=("none",),
+    ),
+    "startup": Mode("from the command to the first token", _ALONE, repeats=3, drafters=("none",)),
+}
 
 
 def add_arguments(parser: Parser) -> None:
     """Adds the options of the command."""
+    parser.add_argument(
+        "mode",
+        metavar="MODE",
+        nargs="?",
+        default="compare",
+        choices=MODES,
+        help="; ".join(f"{name}: {mode.help}" for name, mode in MODES.items()),
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument("--num-prompts", type=read_int, metavar="N", help="prompts to serve")
+    parser.add_argument("--max-tokens", type=read_int, metavar="N", help="tokens of each answer")
+    parser.add_argument("--repeats", type=read_int, metavar="N", help="rounds of what is short")
+    parser.add_argument(
+        "--drafter",
+        action="append",
+        metavar="TEXT",
+        help="a drafter to measure; may be repeated (default: those that need no checkpoint)",
+    )
+    engine = parser.add_argument_group("engine")
+    add_options(engine, EngineConfig, leave_out=("drafter",))
+    engine.add_argument(
+        "--compilation-cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep compiled programs for the next start (default: true)",
+    )
 
 
 def run(args: argparse.Namespace, cache_dir: Path) -> int:
-    """Runs."""
+    """Runs a mode and prints its table or JSON; returns the exit status."""
+    mode = MODES[args.mode]
+    config = EngineConfig.from_kwargs(
+        **{**mode.engine, **given(args, EngineConfig, leave_out=("drafter",))}
+    )
+    counts = {
+        name: _count(name, getattr(args, name), getattr(mode, name))
+        for name in ("num_prompts", "max_tokens", "repeats")
+    }
+    from jaxspec.bench.report import print_json, print_table
+    from jaxspec.bench.settings import Settings
+    from jaxspec.compilation_cache import use_compilation_cache
+
+    if args.compilation_cache:
+        use_compilation_cache(cache_dir / "compiled")
+    with ProgressDisplay() as progress:
+        settings = Settings(
+            config=config,
+            cache_dir=cache_dir,
+            drafters=tuple(args.drafter or mode.drafters),
+            on_progress=progress,
+            **counts,
+        )
+        result = mode.load(args.mode)(settings)
+    if args.json:
+        described = {**asdict(config), **counts, "drafter": list(settings.drafters)}
+        print_json(args.mode, described, result)
+    else:
+        print_table(result)
     return 0
+
+
+def _count(name: str, chosen: int | None, default: int) -> int:
+    if chosen is not None and chosen < 1:
+        raise ConfigError(f"{name} is {chosen}; it must be at least 1")
+    return default if chosen is None else chosen

@@ -1,0 +1,257 @@
+"""A loaded model from which a bench builds engines, runs work and times single steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxspec.bench.compilations import count_compilations
+from jaxspec.bench.prompts import PROMPTS, BenchPrompt
+from jaxspec.config import ConfigError, EngineConfig, Geometry
+from jaxspec.drafters.base import Drafter, ModelParams
+from jaxspec.engine.assemble import assemble
+from jaxspec.engine.engine import Engine, EngineStats
+from jaxspec.engine.state import EngineState, init_state
+from jaxspec.engine.steps import Step, Steps, build_steps
+from jaxspec.models import Target
+from jaxspec.models.config import ModelConfig
+from jaxspec.prompts import encode_chat, encode_prompt
+from jaxspec.request import Request, RequestOutput, SamplingParams
+from jaxspec.tokenizer import Tokenizer
+from jaxspec.weights.files import Progress
+
+
+class Rig(NamedTuple):
+    """A model and drafter with all that an engine is built from; holds no KV."""
+
+    geometry: Geometry
+    params: ModelParams
+    target: Target
+    drafter: Drafter
+    tokenizer: Tokenizer
+    model_config: ModelConfig
+    drafter_name: str
+    choices: tuple[tuple[str, str, str], ...]
+    lossless: bool
+
+
+def load_rig(config: EngineConfig, *, cache_dir: Path, on_progress: Progress) -> Rig:
+    """Loads what `config` names."""
+    assembled = assemble(config, cache_dir=cache_dir, on_progress=on_progress)
+    return Rig(*(getattr(assembled, name) for name in Rig._fields))
+
+
+def greedy_steps(rig: Rig) -> Steps:
+    """The programs of greedy batches, the same ones for every engine of these sizes."""
+    return build_steps(rig.geometry, rig.target, rig.drafter, greedy=True)
+
+
+def build_engine(rig: Rig, steps: Steps | None = None, *, overlap: bool = True) -> Engine:
+    """An engine with KV of its own; `steps` instead of the real programs, where given."""
+    return Engine(
+        rig.geometry,
+        rig.params,
+        init_state(rig.geometry, rig.target, rig.drafter),
+        {True: steps or greedy_steps(rig)},
+        eos_token_ids=rig.model_config.eos_token_ids,
+        make_detokenizer=lambda request: rig.tokenizer.detokenizer(),
+        overlap=overlap,
+    )
+
+
+def make_requests(
+    rig: Rig,
+    count: int,
+    *,
+    max_tokens: int,
+    ignore_eos: bool = False,
+    prompts: Sequence[BenchPrompt] = PROMPTS,
+) -> list[Request]:
+    """Greedy requests from the built-in prompts, again from the first when they are used up."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    return [
+        Request(str(index), _prompt_ids(rig.tokenizer, prompt.text), params, prompt.text)
+        for index, prompt in enumerate(itertools.islice(itertools.cycle(prompts), count))
+    ]
+
+
+def _prompt_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    if not tokenizer.has_chat_template:
+        return encode_prompt(tokenizer, text).token_ids
+    return encode_chat(tokenizer, [{"role": "user", "content": text}]).token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a workload did.
+
+    step_s: durations of the steps that did nothing but decode. stats: the engine's sums.
+    """
+
+    outputs: list[RequestOutput]
+    wall_s: float
+    stats: EngineStats
+    step_s: list[float]
+    num_compilations: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated in all."""
+        return sum(len(output.outputs[0].token_ids) for output in self.outputs)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens generated a second, prefills included."""
+        return self.num_tokens / self.wall_s
+
+    @property
+    def step_ms(self) -> float | None:
+        """Median duration of a decode step; None where no step did only that."""
+        return statistics.median(self.step_s) * 1e3 if self.step_s else None
+
+
+def run_workload(engine: Engine, requests: Sequence[Request], *, concurrency: int) -> Run:
+    """Serves the requests in order, so many at a time, and measures."""
+    engine.stats.reset()
+    waiting = list(reversed(requests))
+    finished: dict[str, RequestOutput] = {}
+    step_s: list[float] = []
+    was_prefill = True
+    with count_compilations() as compiled:
+        started = time.perf_counter()
+        num_live = 0
+        while waiting or engine.has_unfinished:
+            while waiting and num_live < concurrency:
+                engine.add_request(waiting.pop())
+                num_live += 1
+            num_prefills = engine.stats.num_prefill_steps
+            num_decodes = engine.stats.num_decode_steps
+            before = time.perf_counter()
+            outputs = engine.step()
+            duration = time.perf_counter() - before
+            is_prefill = engine.stats.num_prefill_steps > num_prefills
+            is_decode = engine.stats.num_decode_steps > num_decodes
+            # A step waits for the one before it: both must be decodes.
+            if is_decode and not (is_prefill or was_prefill):
+                step_s.append(duration)
+            was_prefill = is_prefill
+            for output in outputs:
+                if output.finished:
+                    finished[output.request_id] = output
+                    num_live -= 1
+        wall_s = time.perf_counter() - started
+    return Run(
+        [finished[request.request_id] for request in requests],
+        wall_s,
+        dataclasses.replace(engine.stats, accept_lengths=list(engine.stats.accept_lengths)),
+        step_s,
+        compiled.count,
+    )
+
+
+class Recorder:
+    """A program that remembers its last call, so that the device can go on from there alone."""
+
+    def __init__(self, step: Step):
+        self._step = step
+        self.state: EngineState | None = None
+        self.packed: np.ndarray | None = None
+
+    def __call__(
+        self, params: ModelParams, state: EngineState, packed: np.ndarray
+    ) -> tuple[EngineState, Any]:
+        """Runs the program."""
+        self.state, output = self._step(params, state, packed)
+        self.packed = packed
+        return self.state, output
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """A decode step with and without the host.
+
+    engine_s: of the whole loop, step by step. device_s: of the same program called in a chain, so
+    that the device never waits. host_s: what the host computes in a step, hidden or not.
+    """
+
+    engine_s: list[float]
+    device_s: float
+    host_s: float
+
+    @property
+    def engine_ms(self) -> float:
+        """Median step of the engine."""
+        return statistics.median(self.engine_s) * 1e3
+
+    @property
+    def device_ms(self) -> float:
+        """A step of the device alone."""
+        return self.device_s * 1e3
+
+    @property
+    def host_ms(self) -> float:
+        """Host work of a step."""
+        return self.host_s * 1e3
+
+    @property
+    def exposed_host_ms(self) -> float:
+        """Host time of a step that the device does not hide."""
+        return max(0.0, self.engine_ms - self.device_ms)
+
+
+def time_steps(rig: Rig, *, num_requests: int, num_steps: int = 24) -> StepTimes:
+    """Times decode steps of a full batch, first in the engine, then on the device alone.
+
+    Raises:
+        ConfigError: the context cannot hold that many steps.
+    """
+    steps = greedy_steps(rig)
+    recorder = Recorder(steps.decode)
+    engine = build_engine(rig, steps._replace(decode=recorder, decode_loop=None))
+    requests = make_requests(
+        rig, num_requests, max_tokens=rig.geometry.max_model_len, ignore_eos=True
+    )
+    room = rig.geometry.max_model_len - max(len(r.prompt_token_ids) for r in requests)
+    # The engine's steps, as many on the device alone, and a few to settle.
+    if room < (2 * num_steps + 4) * rig.geometry.block_size:
+        raise ConfigError(
+            f"max_model_len is {rig.geometry.max_model_len}, but timing {num_steps} steps of "
+            f"{rig.geometry.block_size} tokens needs "
+            f"{rig.geometry.max_model_len - room + (2 * num_steps + 4) * rig.geometry.block_size}"
+            "; raise it"
+        )
+    for request in requests:
+        engine.add_request(request)
+    while engine.stats.num_decode_steps < 2:
+        engine.step()
+    engine.step()
+    engine.stats.reset()
+    engine_s = []
+    for _ in range(num_steps):
+        before = time.perf_counter()
+        engine.step()
+        engine_s.append(time.perf_counter() - before)
+    host_s = engine.stats.host_s / num_steps
+    device_s = time_chain(
+        lambda state: steps.decode(rig.params, state, recorder.packed), recorder.state, num_steps
+    )
+    return StepTimes(engine_s, device_s, host_s)
+
+
+def time_chain(step: Callable[[Any], tuple[Any, Any]], state: Any, num_steps: int) -> float:
+    """Seconds a step of calls that feed each other, dispatched without waiting; uses `state` up."""
+    jax.block_until_ready(state)
+    before = time.perf_counter()
+    for _ in range(num_steps):
+        state, output = step(state)
+    jax.block_until_ready(output)
+    return (time.perf_counter() - before) / num_steps

@@ -1,0 +1,61 @@
+"""`jaxspec bench throughput`: tokens a second as more requests run at once."""
+
+from __future__ import annotations
+
+from jaxspec.bench.compare import not_lossless, sums_of
+from jaxspec.bench.metrics import mean_accept_length
+from jaxspec.bench.report import Column, Result, number
+from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload
+from jaxspec.bench.settings import Settings
+from jaxspec.engine.warmup import warmup
+
+COLUMNS = (
+    Column("drafter", "drafter"),
+    Column("concurrency", "at once"),
+    Column("tokens_per_s", "tokens/s", number(1)),
+    Column("step_ms", "ms/step", number(1)),
+    Column("mean_accept_length", "accept length", number(2)),
+    Column("num_compilations", "compiled"),
+)
+
+
+def run(settings: Settings) -> Result:
+    """Serves the same prompts with each drafter, 1, 2, 4, ... at once."""
+    rows = []
+    for drafter in settings.drafters:
+        rig = load_rig(
+            settings.config_with(drafter),
+            cache_dir=settings.cache_dir,
+            on_progress=settings.on_progress,
+        )
+        engine = build_engine(rig)
+        warmup(engine, greedy_only=True, on_progress=settings.on_progress)
+        for concurrency in concurrencies(rig.geometry.num_slots):
+            settings.on_progress(f"measuring {drafter}, {concurrency} at once", 0, 0)
+            requests = make_requests(rig, settings.num_prompts, max_tokens=settings.max_tokens)
+            work = run_workload(engine, requests, concurrency=concurrency)
+            rows.append(
+                {
+                    "drafter": rig.drafter_name,
+                    "concurrency": concurrency,
+                    "tokens_per_s": work.tokens_per_s,
+                    "step_ms": work.step_ms,
+                    "mean_accept_length": mean_accept_length(work.stats),
+                    "num_compilations": work.num_compilations,
+                    "num_tokens": work.num_tokens,
+                    "wall_s": work.wall_s,
+                    "lossless": rig.lossless,
+                    **sums_of(work),
+                }
+            )
+    notes = {
+        "work": f"{settings.num_prompts} prompts, up to {settings.max_tokens} tokens each, greedy",
+        **not_lossless(rows),
+    }
+    return Result("throughput by concurrency", COLUMNS, rows, notes)
+
+
+def concurrencies(num_slots: int) -> list[int]:
+    """1, 2, 4, ... up to the number of slots, which comes last whatever it is."""
+    powers = [1 << i for i in range(num_slots.bit_length()) if 1 << i < num_slots]
+    return [*powers, num_slots]

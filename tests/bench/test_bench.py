@@ -1,0 +1,202 @@
+"""Every mode of `jaxspec bench` on a tiny model, and what its figures must add up to."""
+
+import io
+import json
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+from jaxspec import cli
+from jaxspec.bench.compilations import count_compilations
+from jaxspec.bench.prompts import PROMPTS
+from jaxspec.bench.report import bars, number
+from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload, time_steps
+from jaxspec.bench.roofline import matmul_flops_per_s, prefill_flops
+from jaxspec.bench.throughput import concurrencies
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.models.config import ModelConfig
+from jaxspec.weights.files import no_progress
+from tests.tiny_model import write_tiny_model
+
+SIZES = ["--max-num-seqs", "1", "--max-num-batched-tokens", "16", "--max-model-len", "1024"]
+SMALL = ["--num-prompts", "2", "--max-tokens", "6", "--repeats", "2", *SIZES]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=1024)
+
+
+@pytest.fixture
+def bench(folder, capfd, monkeypatch, tmp_path):
+    """Runs `jaxspec bench` in this process: (exit status, stdout, stderr)."""
+
+    def run(*argv):
+        monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        options = ["--model", str(folder), "--no-compilation-cache", *SMALL]
+        status = cli.main(["bench", *options, *argv])
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def rows_of(bench, *argv):
+    status, out, err = bench(*argv, "--json")
+    assert status == 0, err
+    result = json.loads(out)
+    assert {"command", "date", "device", "versions", "mode", "settings", "notes"} < set(result)
+    return result["rows"]
+
+
+def test_plain_decoding_is_compared_with_each_drafter(bench):
+    plain, ngram = rows_of(bench)
+    assert [plain["drafter"], ngram["drafter"]] == ["none", "ngram"]
+    assert plain["speedup"] == 1.0
+    for row in (plain, ngram):
+        assert row["num_compilations"] == 0
+        assert row["num_equal_texts"] == 2
+        assert row["lossless"] is True
+        assert row["num_tokens"] == row["num_committed"] + 2  # a token of each comes with prefill
+        assert row["mean_accept_length"] == 1 + row["num_accepted"] / row["num_verifies"]
+        assert sum(row["accept_lengths"].values()) == row["num_verifies"]
+        assert row["tokens_per_s"] == pytest.approx(row["num_tokens"] / row["wall_s"])
+        assert row["host_ms"] > 0
+        assert 0 <= row["exposed_host_ms"] <= row["engine_step_ms"]
+    assert plain["num_draft_tokens"] == 0
+    assert ngram["num_draft_tokens"] == 7 * ngram["num_verifies"]
+
+
+def test_the_table_holds_the_drafters_and_the_histogram(bench):
+    status, out, _ = bench("compare")
+    assert status == 0
+    assert "plain decoding against drafters" in out
+    assert "accept lengths of none: 1:100%" in out
+
+
+def test_forced_accept_lengths_are_marked(bench):
+    status, out, _ = bench("latency", "--drafter", "ngram", "--force-accept", "7")
+    assert status == 0
+    assert "8.00" in out
+    assert "NOT LOSSLESS" in out
+
+
+def test_throughput_goes_up_to_all_slots(bench):
+    rows = rows_of(bench, "throughput", "--drafter", "none")
+    assert [row["concurrency"] for row in rows] == [1]
+    assert rows[0]["num_compilations"] == 0
+    assert [concurrencies(n) for n in (1, 6, 8)] == [[1], [1, 2, 4, 6], [1, 2, 4, 8]]
+
+
+def test_acceptance_is_summed_by_kind(bench):
+    rows = rows_of(bench, "acceptance", "--num-prompts", "4")
+    assert [row["kind"] for row in rows] == ["question", "list", "all"]
+    for name in ("num_verifies", "num_draft_tokens", "num_accepted", "num_committed"):
+        assert rows[0][name] + rows[1][name] == rows[2][name]
+
+
+def test_the_host_is_measured_against_a_null_device(bench):
+    (row,) = rows_of(bench, "host", "--drafter", "ngram")
+    assert row["tokens_per_step"] == 8
+    assert 0 < row["dispatch_cpu_ms"] < row["host_cpu_ms"]
+    assert row["device_step_ms"] > 0
+
+
+def test_a_step_is_held_against_the_bare_forward(bench):
+    rows = rows_of(bench, "forward")
+    assert [row["block_size"] for row in rows] == [1, 8]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["engine_ms"] / row["forward_ms"])
+
+
+def test_prefill_is_held_against_the_floor(bench):
+    (row,) = rows_of(bench, "prefill")
+    assert row["num_tokens"] == 1000
+    assert row["ratio"] == pytest.approx(row["prefill_ms"] / row["floor_ms"])
+
+
+def test_starts_are_timed_in_processes_of_their_own(bench):
+    cold, warm = rows_of(bench, "startup", "--repeats", "1")
+    assert (cold["start"], warm["start"]) == ("cold", "warm")
+    for row in (cold, warm):
+        assert 0 < row["first_token_s"] <= row["wall_s"]
+        assert row["peak_mb"] > 50
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["laten"], "invalid choice: 'laten'"),
+        (["--num-prompts", "0"], "num_prompts is 0; it must be at least 1"),
+        (["--repeat", "3"], "unknown option '--repeat'; did you mean '--repeats'?"),
+        (["startup", "--drafter", "./nowhere"], "./nowhere"),
+    ],
+)
+def test_mistakes_are_refused(bench, argv, text):
+    status, out, err = bench(*argv)
+    assert (status, out) == (2, "")
+    assert text in err
+
+
+def test_a_context_too_short_to_time_steps_is_refused(folder, tmp_path):
+    config = EngineConfig(model=str(folder), drafter="ngram", max_model_len=128, max_num_seqs=1)
+    rig = load_rig(config, cache_dir=tmp_path, on_progress=no_progress)
+    with pytest.raises(ConfigError, match="max_model_len is 128, but timing 24 steps of 8 tokens"):
+        time_steps(rig, num_requests=1)
+
+
+def test_compilations_are_counted(folder):
+    import jax
+
+    with count_compilations() as compiled:
+        jax.jit(lambda x: x * 5 - 2)(jnp.arange(7))
+    assert compiled.count >= 1
+    before = compiled.count
+    jax.jit(lambda x: x * 7 - 2)(jnp.arange(7))
+    assert compiled.count == before
+
+
+def test_the_workload_keeps_to_its_concurrency(folder, tmp_path):
+    config = EngineConfig(
+        model=str(folder),
+        drafter="none",
+        max_model_len=1024,
+        max_num_seqs=1,
+        max_num_batched_tokens=16,
+    )
+    rig = load_rig(config, cache_dir=tmp_path, on_progress=no_progress)
+    requests = make_requests(rig, len(PROMPTS) + 1, max_tokens=1)
+    assert requests[-1].prompt == PROMPTS[0].text
+    run = run_workload(build_engine(rig), requests[:3], concurrency=1)
+    assert [output.prompt for output in run.outputs] == [prompt.text for prompt in PROMPTS[:3]]
+    assert run.step_ms is None  # one token each: nothing was decoded
+
+
+def test_the_floor_counts_every_product_once():
+    config = ModelConfig(
+        architecture="llama",
+        vocab_size=7,
+        hidden_size=4,
+        intermediate_size=6,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=2,
+        rope_theta=1e4,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    # Weights a layer: qkv 4 * 8, o 4 * 4, mlp 3 * 4 * 6 = 120; attention over 3 tokens: 1 + 2 + 3
+    # positions, 4 wide, scores and values; logits 4 * 7.
+    assert prefill_flops(config, 3) == 2 * (2 * (120 * 3 + 2 * 4 * 6) + 28)
+
+
+def test_the_machine_is_measured():
+    assert matmul_flops_per_s("float32", size=64, repeats=2) > 0
+
+
+def test_numbers_and_histograms_are_written_for_people():
+    assert (number(2)(1.005), number(1)(None)) == ("1.00", "-")
+    assert bars({1: 3, 8: 1}) == "1:75% 8:25%"
