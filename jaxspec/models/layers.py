@@ -107,8 +107,25 @@ def logits_of(hidden: jax.Array, head: jax.Array) -> jax.Array:
 
 
 def _product(rows: jax.Array, weight: jax.Array, *, preferred: jnp.dtype) -> jax.Array:
-    y = lax.dot_general(weight, rows, (((1,), (1,)), ((), ())), preferred_element_type=preferred)
-    return y.T
+    """[T, in] times [out, in] -> [T, out]; for few rows on CPU in the order that is fast there."""
+
+    def plain(rows, weight):
+        return lax.dot_general(rows, weight, _CONTRACT_LAST, preferred_element_type=preferred)
+
+    def few_rows_on_cpu(rows, weight):
+        # Without the barrier XLA turns this into `plain`, whose GEMM packs the whole weight first.
+        # Measured over SmolLM2's matrices, 8 rows against 1: 2.0x instead of 2.7x (jax 0.10.2),
+        # 1.5x instead of 2.9x (0.11.2); from 200 rows on `plain` is faster.
+        y = lax.dot_general(weight, rows, _CONTRACT_LAST, preferred_element_type=preferred)
+        return lax.optimization_barrier(y).T
+
+    if rows.shape[0] > _FEW_ROWS:
+        return plain(rows, weight)
+    return lax.platform_dependent(rows, weight, cpu=few_rows_on_cpu, default=plain)
+
+
+_CONTRACT_LAST = (((1,), (1,)), ((), ()))
+_FEW_ROWS = 128
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
