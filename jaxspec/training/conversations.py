@@ -77,7 +77,7 @@ def load_conversations(folder: Path, kind: str) -> list[Conversation]:
     conversations = []
     for path in parts(folder, kind):
         try:
-            with np.load(path) as file:
+            with open(path, "rb") as raw, np.load(raw) as file:
                 token_ids, lengths = file["token_ids"].astype(np.int32), file["lengths"]
                 supervised = np.unpackbits(file["supervised"], count=len(token_ids)).astype(bool)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -82,10 +83,11 @@ def init_train_state(spec: StepSpec, params: DFlashParams) -> TrainState:
     return TrainState(params, build_optimizer(spec).init(params), jnp.zeros((), jnp.int32))
 
 
+@functools.lru_cache(maxsize=16)
 def build_train_step(spec: StepSpec) -> TrainStep:
     """Builds (DONATED state, target params, rows, key, learning rate f32[]) -> (state, sums).
 
-    The anchors depend on the key and the step alone.
+    The anchors depend on the key and the step alone. Equal specs give the same compiled program.
     """
     optimizer = build_optimizer(spec)
     forward = _build_forward(spec)
@@ -117,13 +119,15 @@ def build_train_step(spec: StepSpec) -> TrainStep:
             (sums, grads), _ = jax.lax.scan(add, zeros, (parts, keys))
         scale = 1.0 / jnp.maximum(sums.norm, 1.0)
         grads = jax.tree.map(lambda g: g * scale, grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = jax.tree.map(lambda p, u: p - learning_rate * u, state.params, updates)
         return TrainState(params, opt_state, state.step + 1), sums
 
     return jax.jit(train_step, donate_argnames="state")
 
 
+@functools.lru_cache(maxsize=16)
 def build_measure(
     spec: StepSpec,
 ) -> Callable[[DFlashParams, TargetParams, TokenRows], SlotSums]:
