@@ -5,6 +5,7 @@ Activations are [B, N, ...]; a weight of a matrix product is stored [out, in].
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -259,19 +260,28 @@ def decoder_layer(
     Returns:
         The residual stream after the layer, [B, N, E], and the pages.
     """
-    layer = stack.layers[index]
+    norms = (stack.input_norms, stack.post_norms, stack.q_norms, stack.k_norms)
+    own_norms = tuple(None if norm is None else norm[index] for norm in norms)
+    return _layer(
+        x, kv_pages, block, stack.layers[index], own_norms, inv_freq, spec=spec, kernels=kernels
+    )
+
+
+# A jit of its own, so that layers of one shape are traced and lowered once, not L times.
+@functools.partial(jax.jit, static_argnames=("spec", "kernels"))
+def _layer(x, kv_pages, block, layer, norms, inv_freq, *, spec, kernels):
+    input_norm, post_norm, q_norm, k_norm = norms
     attended, kv_pages = attention(
-        rms_norm(x, stack.input_norms[index], spec.rms_norm_eps),
+        rms_norm(x, input_norm, spec.rms_norm_eps),
         kv_pages,
         block,
         layer,
-        q_norm=None if stack.q_norms is None else stack.q_norms[index],
-        k_norm=None if stack.k_norms is None else stack.k_norms[index],
+        q_norm=q_norm,
+        k_norm=k_norm,
         inv_freq=inv_freq,
         spec=spec,
         kernels=kernels,
     )
     x = x + attended
     with jax.named_scope("mlp"):
-        x = x + swiglu(rms_norm(x, stack.post_norms[index], spec.rms_norm_eps), layer)
-    return x, kv_pages
+        return x + swiglu(rms_norm(x, post_norm, spec.rms_norm_eps), layer), kv_pages
