@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxspec.drafters.base import DraftContext, Drafter, IngestBatch, ModelParams
 from jaxspec.drafters.dflash import build_dflash
+from jaxspec.future_map import token_dtype
 from jaxspec.models.base import Block, Kernels, Target
 from tests.drafters.dense_dflash import dense_hidden
 from tests.models.checkpoints import DFLASH, dflash_params, load
@@ -60,7 +62,9 @@ def programs(drafter: Drafter):
         def sample(logits, positions):
             chex.assert_equal_shape_prefix([logits, positions], 2)
             seen.append(logits)
-            return jnp.argmax(logits, axis=-1).astype(block.token_ids.dtype) + positions
+            return lax.argmax(logits, 2, block.token_ids.dtype) + positions.astype(
+                block.token_ids.dtype
+            )
 
         rows = jnp.ones_like(block.lens)
         out, state = drafter.draft(params, state, DraftContext(rows, block, (), sample))
@@ -234,6 +238,19 @@ def test_a_draft_window_smaller_than_the_block_is_refused():
 def test_a_block_size_the_drafter_was_not_trained_for_is_refused(block_size):
     with pytest.raises(ValueError, match=rf"block size {block_size} is not possible.*use 2 to 6"):
         build(block_size=block_size)
+
+
+def test_tokens_have_the_token_dtype_and_all_else_stays_narrow(x64):
+    drafter, params = build(), params_of()
+    state = drafter.init_state(9, 1, 32)
+    block = block_at([[1] + [MASK] * 5], [0], page_tables(1, 8), PAGE_SIZE)
+    block = block.replace(token_ids=block.token_ids.astype(token_dtype()))
+
+    hidden, out, state = jax.eval_shape(programs(drafter)[0], params, state, block)
+
+    chex.assert_type([hidden, *state], jnp.float32)
+    chex.assert_type([out.tokens, out.num_draft_tokens], [token_dtype(), jnp.int32])
+    chex.assert_shape([out.tokens, out.num_draft_tokens], [(1, 6), (1,)])
 
 
 def test_equal_arguments_build_the_same_drafter():

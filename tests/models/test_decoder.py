@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.future_map import token_dtype
 from jaxspec.models import Kernels, Target, build_target
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.layers import LayerParams, TargetParams
@@ -166,6 +167,20 @@ def test_a_bfloat16_model_keeps_its_dtype_and_makes_float32_logits():
     chex.assert_type([out.hidden, out.features, *out.kv], jnp.bfloat16)
     chex.assert_type(logits, jnp.float32)
     assert relative_error(logits[0], file["logits"]) < 0.05
+
+
+def test_no_type_widens_under_x64(x64):
+    config = CONFIGS["qwen3"]
+    target = build(config, feature_layers=(0, 2), dtype=jnp.bfloat16)
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), target_params(load("qwen3"), config))
+    block = block_at([[1, 2, 3]], [0], page_tables(1, 1), PAGE_SIZE)
+    block = block.replace(token_ids=block.token_ids.astype(token_dtype()))
+
+    out = jax.eval_shape(target.forward, params, target.init_kv(2), block)
+    logits = jax.eval_shape(target.logits, params, out.hidden)
+
+    chex.assert_type([out.hidden, out.features, *out.kv], jnp.bfloat16)
+    chex.assert_type(logits, jnp.float32)
 
 
 def test_an_unknown_architecture_is_refused():
