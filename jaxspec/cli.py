@@ -15,6 +15,7 @@ from jaxspec.commands import chat, generate, models
 from jaxspec.config import ConfigError
 from jaxspec.options import Parser, UsageError, parse
 from jaxspec.request import RequestError
+from jaxspec.training import command as train
 
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
@@ -34,6 +35,7 @@ COMMANDS = {
     "generate": Command("answer one prompt", generate.add_arguments, generate.run),
     "chat": Command("talk with a model", chat.add_arguments, chat.run),
     "models": Command("list what can be run by name", models.add_arguments, models.run),
+    "train": Command("make a drafter for a model, and data for it", train.add_arguments, train.run),
     "bench": Command("measure speed, acceptance and host work", bench.add_arguments, bench.run),
 }
 

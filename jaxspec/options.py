@@ -56,12 +56,19 @@ def parse(
 
 
 def _check_options(parser: Parser, argv: Sequence[str]) -> None:
+    if argv and argv[0] in (commands := _commands_of(parser)):
+        return _check_options(commands[argv[0]], argv[1:])
     known = parser._option_string_actions
     for token in itertools.takewhile(lambda token: token != "--", argv):
         # What is known in part, such as -5 for a number, is left to the parser.
         is_option = token.startswith("--") or (token[:1] == "-" and token[1:].isalpha())
         if is_option:
             _check_name("option", token.partition("=")[0], list(known))
+
+
+def _commands_of(parser: Parser) -> Mapping[str, Parser]:
+    """The commands below a command, where it has any."""
+    return parser._subparsers._group_actions[0].choices if parser._subparsers else {}
 
 
 def _check_name(kind: str, name: str, known: list[str]) -> None:

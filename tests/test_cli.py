@@ -56,7 +56,7 @@ def assert_refused(result, *texts):
     ("argv", "texts"),
     [
         (["generat", "hi"], ["unknown command 'generat'; did you mean 'generate'?"]),
-        (["xyz"], ["unknown command 'xyz'; known: bench, chat, generate, models"]),
+        (["xyz"], ["unknown command 'xyz'; known: bench, chat, generate, models, train"]),
         (["generate", "hi", "--temprature", "1"], ["'--temprature'; did you mean '--temperature'"]),
         (["generate", "hi", "--temp=1"], ["unknown option '--temp'"]),
         (["generate", "hi", "-t", "1"], ["unknown option '-t'; known: --block-size, "]),

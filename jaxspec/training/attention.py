@@ -89,22 +89,23 @@ def _attend(
 ) -> jax.Array:
     rows, blocks, size, heads, width = q.shape
     kv_heads = k.shape[-2]
-    # f32 scores [R, J, group, A, N, keys]; query head h reads KV head h // group.
+    # f32 scores [R, J, A, N, group, keys]: the order in which the product comes out, since
+    # turning them around would cost as much as making them. Query head h reads KV head h // group.
     q = q.reshape(rows, blocks, size, kv_heads, heads // kv_heads, width)
     q = q * jnp.asarray(width**-0.5, q.dtype)
     dots = {"preferred_element_type": jnp.float32}
-    far = jnp.einsum("ranjgd,rsjd->rjgans", q, context.k, **dots)
-    near = jnp.einsum("ranjgd,ramjd->rjganm", q, k, **dots)
-    far = jnp.where(visible[:, None, None], far, _HIDDEN)
-    near = jnp.where(_visible_in_block(size, spec)[None, None, None, None], near, _HIDDEN)
+    far = jnp.einsum("ranjgd,rsjd->rjangs", q, context.k, **dots)
+    near = jnp.einsum("ranjgd,ramjd->rjangm", q, k, **dots)
+    far = jnp.where(visible[:, None, :, :, None], far, _HIDDEN)
+    near = jnp.where(_visible_in_block(size, spec)[None, None, None, :, None], near, _HIDDEN)
     top = jnp.maximum(far.max(-1, keepdims=True), near.max(-1, keepdims=True))
     top = jax.lax.stop_gradient(top)
     far, near = jnp.exp(far - top), jnp.exp(near - top)
     total = far.sum(-1) + near.sum(-1)
-    out = jnp.einsum("rjgans,rsjd->ranjgd", far.astype(v.dtype), context.v, **dots)
-    out += jnp.einsum("rjganm,ramjd->ranjgd", near.astype(v.dtype), v, **dots)
-    out = out / jnp.transpose(total, (0, 3, 4, 1, 2))[..., None]
-    return out.astype(v.dtype).reshape(rows, blocks, size, heads, width)
+    out = jnp.einsum("rjangs,rsjd->rjangd", far.astype(v.dtype), context.v, **dots)
+    out += jnp.einsum("rjangm,ramjd->rjangd", near.astype(v.dtype), v, **dots)
+    out = (out / total[..., None]).astype(v.dtype)
+    return jnp.transpose(out, (0, 2, 3, 1, 4, 5)).reshape(rows, blocks, size, heads, width)
 
 
 def _visible_in_block(size: int, spec: LayerSpec) -> jax.Array:

@@ -24,8 +24,8 @@ def option(default: Any, help: str) -> Any:
 class TrainConfig:
     """Settings of `jaxspec train`; None means "decide"."""
 
-    data: str = option("", "folder made by `jaxspec train data`")
-    output: str = option("", "folder for the drafter, its metrics and its checkpoints")
+    data: str | None = option(None, "folder made by `jaxspec train data`")
+    output: str | None = option(None, "folder for the drafter, its metrics and its checkpoints")
     model: str = option("smollm2-135m", "target: alias, folder, repo id or .gguf file")
     num_layers: int = option(3, "decoder layers of the drafter")
     block_size: int = option(8, "tokens of a block: the bonus token and the drafts")
@@ -90,7 +90,7 @@ class TrainConfig:
 class DataConfig:
     """Settings of `jaxspec train data`; None means "decide"."""
 
-    output: str = option("", "folder for the data; one that holds some is gone on with")
+    output: str | None = option(None, "folder for the data; one that holds some is gone on with")
     model: str = option("smollm2-135m", "target: alias, folder, repo id or .gguf file")
     prompts: str | None = option(
         None, "user turns: a text file with one a line, or .jsonl; unset: the target makes them"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.bench.prompts import PROMPTS
 from jaxspec.config import EngineConfig
 from jaxspec.engine.assemble import Assembled, assemble, open_model
 from jaxspec.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ from jaxspec.training.generate import (
     write_user_turns,
 )
 from jaxspec.training.prompts import (
+    TASKS,
     ChatFrame,
     Opening,
     chat_frame,
@@ -44,6 +46,8 @@ from jaxspec.training.rows import Conversation
 from jaxspec.weights.files import Progress, no_progress
 
 _OWN_PROMPT_YIELD = 1.25  # openings drawn for each prompt wanted: some turns do not end
+Chat = list[dict[str, str]]  # turns, {"role": ..., "content": ...}
+
 _FRAME_TOKENS = 96  # that a chat template may add
 _MAX_DRAWS = 8  # attempts at enough prompts before giving up
 
@@ -94,9 +98,9 @@ def make_data(
     maker = _open(config, folder, given, topics, cache_dir, on_progress)
     if config.num_held_out and not parts(folder, HELD_OUT):
         _make_part(maker, folder, HELD_OUT, 0, config.num_held_out)
+    kept_apart = read_texts(folder, HELD_OUT) + [prompt.text for prompt in PROMPTS]
     maker.shared = SharedText(
-        (text, maker.tokenizer.encode(text, add_special_tokens=False))
-        for text in read_texts(folder, HELD_OUT)
+        (text, maker.tokenizer.encode(text, add_special_tokens=False)) for text in kept_apart
     )
     number = len(parts(folder, TRAIN))
     left = config.num_prompts - config.num_held_out - maker.counts.conversations
@@ -275,7 +279,7 @@ def _answer(
 
 
 def _write_answers(
-    maker: _Maker, chats: list[list[dict[str, str]]], kind: str, what: str, seed: int
+    maker: _Maker, chats: list[Chat], kind: str, what: str, seed: int
 ) -> list[tuple[Conversation | None, str]]:
     """(conversation, text of the answer) of each chat; None for what is no good to learn from."""
     config = maker.config
@@ -308,12 +312,15 @@ def _write_answers(
 
 def _follow_up(
     maker: _Maker,
-    chats: list[list[dict[str, str]]],
+    chats: list[Chat],
     answered: list[tuple[Conversation | None, str]],
     number: int,
     seed: int,
-) -> list[list[dict[str, str]]]:
-    """Lets the target imagine what the user says next, in some of the chats that ended well."""
+) -> list[Chat]:
+    """New chats out of some that ended well: half go on, half bring the answer as a text at hand.
+
+    What a user says next, the target imagines.
+    """
     rng = np.random.default_rng([maker.config.seed, number, 11])
     chosen = [
         [*chat, {"role": "assistant", "content": text}]
@@ -323,18 +330,24 @@ def _follow_up(
         and len(conversation.token_ids) <= maker.config.max_tokens
         and rng.random() < maker.config.followup_share
     ]
+    going_on, at_hand = chosen[::2], chosen[1::2]
     turns = write_user_turns(
         maker.assembled.engine,
         maker.tokenizer,
-        [(chat_frame(maker.tokenizer, chat), Opening("", whole=False)) for chat in chosen],
+        [(chat_frame(maker.tokenizer, chat), Opening("", whole=False)) for chat in going_on],
         max_tokens=maker.config.max_prompt_tokens,
         seed=seed,
-        on_tokens=_shown(maker, f"part {number}: next turns"),
+        on_tokens=_shown(maker, f"{TRAIN} part {number}: next turns"),
     )
-    return [
+    second = [
         [*chat, {"role": "user", "content": turn}]
-        for chat, turn in zip(chosen, turns, strict=True)
+        for chat, turn in zip(going_on, turns, strict=True)
         if turn
+    ]
+    tasks = rng.integers(len(TASKS), size=len(at_hand))
+    return second + [
+        [{"role": "user", "content": TASKS[task].format(text=chat[-1]["content"])}]
+        for chat, task in zip(at_hand, tasks, strict=True)
     ]
 
 

@@ -176,17 +176,17 @@ def _chunk_loss(
     part: _Chunk, head: jax.Array, spec: LossSpec, *, with_grad: bool
 ) -> tuple[SlotSums, jax.Array | None]:
     logits = logits_of(part.hidden, head)
-    log_total = jax.nn.logsumexp(logits, axis=-1)
+    top = logits.max(axis=-1)
+    log_total = top + jnp.log(jnp.exp(logits - top[..., None]).sum(-1))
     chosen = jnp.take_along_axis(logits, part.labels[..., None], axis=-1)[..., 0]
     log_probs = chosen - log_total
-    best = jnp.argmax(logits, axis=-1).astype(part.labels.dtype)
     weights, norm = _weights(log_probs, part.valid, spec)
 
     losses = -(1 - spec.soft_labels) * log_probs
     if spec.soft_labels:
         wanted = jax.nn.softmax(logits_of(part.teacher, head), axis=-1)
         losses += spec.soft_labels * (log_total - jnp.sum(wanted * logits, axis=-1))
-    correct = (best == part.labels) & part.valid
+    correct = (chosen >= top) & part.valid
     has_label = part.valid[:, 0]
     accepted = jnp.cumprod(correct.astype(jnp.float32), axis=1).sum(1) + 1
     sums = SlotSums(

@@ -99,6 +99,24 @@ OPEN = (
     "In the context of {topic},",
     "Regarding {topic},",
 )
+# Tasks on a text at hand, which users bring along as often as not.
+TASKS = (
+    "Summarise this text in two sentences:\n\n{text}",
+    "Summarize the following:\n\n{text}",
+    "Copy this text and correct any mistake you find:\n\n{text}",
+    "Rewrite this in a more formal tone:\n\n{text}",
+    "Rewrite this text so that a child understands it:\n\n{text}",
+    "Make this shorter:\n\n{text}",
+    "Explain step by step what this says:\n\n{text}",
+    "What is this text about?\n\n{text}",
+    "Give this text a title and list its main points:\n\n{text}",
+    "List every name and number in this text:\n\n{text}",
+    "Translate this into Spanish:\n\n{text}",
+    "Continue this text:\n\n{text}",
+    "Write three questions about this text and answer them:\n\n{text}",
+    "{text}\n\nWhat is wrong with the text above?",
+    "{text}\n\nTurn the text above into a list.",
+)
 _SHARES = (0.35, 0.45, 0.2)  # whole turns, beginnings, and turns that are the target's alone
 _MARK = "a-turn-0f-a-user"
 _HELD_OUT_TOPICS = 20  # one topic in so many
@@ -207,16 +225,26 @@ def read_topics(path: Path | None) -> list[str]:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TrainingError(f"{path} cannot be read as topics ({error})") from None
-    # Lines of index.noun begin with the lemma, then " n "; its licence stands indented on top.
-    words = [
-        line.split(" n ", 1)[0].replace("_", " ").strip()
-        for line in lines
-        if not line.startswith("  ")
-    ]
+    words = [topic for line in lines if (topic := _topic_of(line))]
     topics = [word for word in words if re.fullmatch(r"[A-Za-z][A-Za-z' -]{2,40}", word)]
     if not topics:
         raise TrainingError(f"{path} holds no topic; write a word or a phrase a line")
     return sorted(set(topics))
+
+
+def _topic_of(line: str) -> str:
+    """The topic of a line; of WordNet's index.noun only words that its texts hold.
+
+    Its lines: lemma, n, senses, count of pointers, the pointers, senses again, senses that occur
+    in texts, offsets (wndb(5WN)). Its licence stands indented on top.
+    """
+    if line.startswith("  "):
+        return ""
+    fields = line.split()
+    if len(fields) < 6 or fields[1] != "n" or not fields[3].isdecimal():
+        return line.strip()
+    tagged = fields[4 + int(fields[3]) + 1]
+    return "" if tagged == "0" else fields[0].replace("_", " ")
 
 
 def is_held_out_topic(topic: str) -> bool:

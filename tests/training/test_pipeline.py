@@ -243,8 +243,8 @@ def test_a_dry_run_prints_its_estimates_and_writes_nothing(home, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": ""}, "--data is missing"),
-        ({"output": ""}, "--output is missing"),
+        ({"data": None}, "--data is missing"),
+        ({"output": None}, "--output is missing"),
         ({"data": "/nowhere"}, "/nowhere is no training data: it has no meta.json"),
         ({"mask_token_id": None}, "has no token that the data never uses"),
         ({"mask_token_id": 258}, "mask_token_id is 258; the target's vocabulary is 0 to 257"),
@@ -283,7 +283,7 @@ def test_a_damaged_part_is_named(home, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"output": ""}, "--output is missing"),
+        ({"output": None}, "--output is missing"),
         ({"num_held_out": 80, "num_prompts": 90}, "holds 80 different prompts"),
         ({"model": "/elsewhere"}, "holds data of .*, not /elsewhere"),
     ],

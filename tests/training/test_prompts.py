@@ -64,8 +64,9 @@ def test_an_unreadable_prompt_file_is_refused(tmp_path):
 def test_topics_are_words_or_the_index_of_wordnet(tmp_path):
     index = (
         "  1 This software and database is being provided to you\n"
-        "coral_reef n 1 2 @ #m 1 0 09284015\n"
-        "1530s n 1 2 @ ~ 1 0 15149933\n"
+        "coral_reef n 1 2 @ #m 1 1 09284015\n"
+        "genus_acer n 1 2 @ #m 1 0 12750767\n"
+        "1530s n 1 2 @ ~ 1 1 15149933\n"
         "bread n 2 5 @ ~ #m #s %s 2 1 07679356 13279262\n"
     )
     assert read_topics(write(tmp_path / "index.noun", index)) == ["bread", "coral reef"]
