@@ -117,6 +117,7 @@ def build_dflash(
     def draft(params: ModelParams, kv: KV, context: DraftContext) -> tuple[DraftBlock, KV]:
         block = context.block
         x = target.embed(params.target, block.token_ids)
+        frequencies = jnp.asarray(inv_freq)
         pages = []
         for index, spec in enumerate(specs):
             x, layer_pages = decoder_layer(
@@ -125,7 +126,7 @@ def build_dflash(
                 block,
                 params.drafter,
                 index,
-                inv_freq=jnp.asarray(inv_freq),
+                inv_freq=frequencies,
                 spec=spec,
                 kernels=kernels,
             )

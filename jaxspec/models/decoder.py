@@ -60,6 +60,7 @@ def build_decoder(
 
     def forward(params: TargetParams, kv: KV, block: Block) -> TargetOutput:
         x = embed(params, block.token_ids)
+        frequencies = jnp.asarray(inv_freq)
         outputs, pages = [], []
         for index, layer_pages in enumerate(kv):
             x, layer_pages = decoder_layer(
@@ -68,7 +69,7 @@ def build_decoder(
                 block,
                 params,
                 index,
-                inv_freq=jnp.asarray(inv_freq),
+                inv_freq=frequencies,
                 spec=spec,
                 kernels=kernels,
             )
