@@ -2,8 +2,9 @@
 
 The target's next token depends on a checksum over all KV that it reads through the page table, so
 a stale, missing or foreign row of KV changes the text. The drafter keeps KV of its own, rebuilds
-the same checksum from it and drafts rightly only while that and its relayed carry agree; so a
-fault of its KV, its carry or its positions shows in the accept lengths.
+the same checksum from it and drafts rightly only while that, its relayed carry and what it was told
+of following tokens agree; so a fault of its KV, its carry or its positions shows in the accept
+lengths.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ def checksum(tokens: list[int]) -> int:
 
 
 def _read_rows(pages: jax.Array, page_table: jax.Array) -> jax.Array:
-    """All rows that a page table names: i32[B, M * G, 2] (token, position)."""
+    """All rows that a page table names: i32[B, M * G, D], first token and position."""
     batch, width = page_table.shape
-    size = pages.shape[3]
-    rows = pages[page_table][:, :, 0, 0, :, :2]
-    return rows.reshape(batch, width * size, 2).astype(jnp.int32)
+    size, dim = pages.shape[3:]
+    rows = pages[page_table][:, :, 0, 0]
+    return rows.reshape(batch, width * size, dim).astype(jnp.int32)
 
 
 def _write_rows(pages: jax.Array, kv_locs: jax.Array, rows: jax.Array) -> jax.Array:
@@ -98,6 +99,14 @@ def build_table_target(page_size: int, num_layers: int = 2) -> Target:
     )
 
 
+def _knows_what_follows(rows: jax.Array, lens: jax.Array, bonus: jax.Array) -> jax.Array:
+    """bool[B]: each row of KV holds, third, the token of the next row, the last the bonus token."""
+    index = jnp.arange(rows.shape[1], dtype=jnp.int32)[None, :]
+    following = jnp.roll(rows[..., 0], -1, axis=1)
+    following = jnp.where(index == lens[:, None] - 1, bonus.astype(jnp.int32)[:, None], following)
+    return jnp.all((rows[..., 2] == following) | (index >= lens[:, None]), axis=1)
+
+
 class ScriptedParams(NamedTuple):
     """accepts: i32[C] how many drafts are right when the bonus token stands at a position.
 
@@ -113,7 +122,7 @@ def build_scripted_drafter(num_draft_tokens: int, page_size: int, num_layers: in
     """Drafts rightly for as many tokens as `ScriptedParams.accepts` says, then wrongly."""
 
     def init_state(num_pages: int, num_slots: int, max_len: int) -> tuple:
-        return (jnp.zeros((num_pages, 2, 1, page_size, 2), jnp.float32),)
+        return (jnp.zeros((num_pages, 2, 1, page_size, 3), jnp.float32),)
 
     def init_carry(num_slots: int) -> dict:
         return {"checksum": jnp.zeros((num_slots + 1, 1), jnp.int32)}
@@ -124,6 +133,7 @@ def build_scripted_drafter(num_draft_tokens: int, page_size: int, num_layers: in
         rows = _read_rows(state[0], block.page_table)
         own = _prefix_checksums(rows, block.lens - 1, 1)[:, 0]
         intact = own == context.carry["checksum"][:, 0]
+        intact &= _knows_what_follows(rows, block.lens, block.token_ids[:, 0])
 
         def next_draft(carry, position):
             token, total = carry
@@ -143,7 +153,9 @@ def build_scripted_drafter(num_draft_tokens: int, page_size: int, num_layers: in
         return DraftBlock(ids.astype(token_dtype()), count), state
 
     def ingest(params: ModelParams, state: tuple, batch: IngestBatch):
-        pages = _write_rows(state[0], batch.block.kv_locs, batch.features[..., :2])
+        next_ids = batch.next_ids.astype(jnp.float32)[..., None]
+        stored = jnp.concatenate([batch.features[..., :2], next_ids], axis=-1)
+        pages = _write_rows(state[0], batch.block.kv_locs, stored)
         rows = _read_rows(pages, batch.block.page_table)
         sums = _prefix_checksums(rows, batch.block.lens, batch.block.positions.shape[1])
         last = jnp.maximum(batch.num_valid - 1, 0)[:, None]
