@@ -1,6 +1,7 @@
 """`LLM` as a Python program uses it: order, streams, aborts, and what it refuses."""
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -259,6 +260,13 @@ def test_a_second_interrupt_strikes_at_once(llm, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         llm.generate("hello", GREEDY, use_tqdm=False)
     assert not reached
+
+
+def test_other_threads_than_the_main_one_may_generate(llm):
+    expected = text_of(llm.generate("hello", GREEDY, use_tqdm=False)[0])
+    with ThreadPoolExecutor(1) as pool:
+        (output,) = pool.submit(llm.generate, "hello", GREEDY, use_tqdm=False).result()
+    assert text_of(output) == expected
 
 
 def test_a_request_that_fails_on_the_device_says_so_and_the_others_go_on(llm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -139,7 +140,10 @@ class Session:
         text = ""
         try:
             with stream:
-                for delta in stream:
+                with ProgressDisplay() as progress:
+                    progress("reading", 0, 0)  # the first turns also compile
+                    first = next(stream)
+                for delta in itertools.chain([first], stream):
                     write(delta.text)
                     text += delta.text
         except KeyboardInterrupt:
