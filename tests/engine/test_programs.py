@@ -323,3 +323,20 @@ def test_the_drafter_is_handed_rejected_places_in_the_null_page():
     assert pages[2][1:] == [0] * (BLOCK - 1)
     assert pages[0] == pages[1] == pages[3] == [0] * BLOCK
     assert output[:, BLOCK].tolist() == committed
+
+
+def test_a_row_that_ended_on_the_device_writes_no_kv():
+    """Its pages may be another's by the time that its result is known."""
+    engine = make_engine(overlap=False, accepts=2)
+    engine.add_request(request("a", [1, 2, 3], max_tokens=4, ignore_eos=True))
+    packed = decode_batch(engine.geometry)
+    calls = record(engine)
+    engine.step()
+    packed[:] = calls[-1].packed  # the step in which it ended, once more
+    pages = packed[0, 1:][packed[0, 1:] > 0]
+    before = jax.device_get([pool[pages] for pool in engine._state.kv])
+    state, output = engine._steps[True].decode(engine._params, engine._state, packed)
+    after = jax.device_get([pool[pages] for pool in state.kv])
+    assert output[0, BLOCK:].tolist() == [0, 0, 1, 0], "frozen: nothing committed"
+    for old, new in zip(before, after, strict=True):
+        assert old.tolist() == new.tolist()
