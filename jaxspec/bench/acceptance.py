@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.bench.metrics import Sums, acceptance_rate, histogram, mean_accept_length
+from jaxspec.bench.metrics import (
+    Sums,
+    acceptance_by_position,
+    acceptance_rate,
+    histogram,
+    mean_accept_length,
+)
 from jaxspec.bench.prompts import PROMPTS
-from jaxspec.bench.report import Column, Result, bars, number
+from jaxspec.bench.report import Column, Result, bars, number, shares
 from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload
 from jaxspec.bench.settings import Settings
 from jaxspec.engine.warmup import warmup
@@ -19,6 +25,7 @@ COLUMNS = (
     Column("mean_accept_length", "accept length", number(2)),
     Column("acceptance_rate", "of drafts accepted", lambda v: "-" if v is None else f"{v:.0%}"),
     Column("accept_lengths", "histogram", bars),
+    Column("by_position", "of those reached, by position", shares),
     Column("num_verifies", "verifies"),
 )
 
@@ -64,5 +71,8 @@ def row_of(drafter: str, kind: str, outputs: Sequence[RequestOutput]) -> dict[st
         "mean_accept_length": mean_accept_length(sums),
         "acceptance_rate": acceptance_rate(sums),
         "accept_lengths": histogram(lengths),
+        "by_position": acceptance_by_position(
+            histogram(lengths), sums.num_draft_tokens // max(sums.num_verifies, 1)
+        ),
         **{name: getattr(sums, name) for name in Sums.__slots__},
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,6 +61,25 @@ def acceptance_rate(counts: Counts) -> float | None:
 def histogram(accept_lengths: list[int]) -> dict[int, int]:
     """How often each accept length came, from a list of them."""
     return {length: accept_lengths.count(length) for length in sorted(set(accept_lengths))}
+
+
+def acceptance_by_position(
+    accept_lengths: Mapping[int, int], num_draft_tokens: int
+) -> tuple[float | None, ...]:
+    """Share of the drafts at each position that were accepted once those before them were.
+
+    A drafter whose steps all use one layer, or one hidden state, shows here: its first position is
+    as trained and the others are not.
+
+    accept_lengths: how often each accept length came. num_draft_tokens: K.
+    Returns K shares; None where no draft got that far. Example: lengths 1, 3, 3 of K = 2: (2/3, 1).
+    """
+    reached = [
+        sum(count for length, count in accept_lengths.items() if length > position)
+        for position in range(num_draft_tokens + 1)
+    ]
+    pairs = itertools.pairwise(reached)
+    return tuple(after / before if before else None for before, after in pairs)
 
 
 def decode_tokens_per_s(output: RequestOutput) -> float | None:

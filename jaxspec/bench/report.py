@@ -53,6 +53,11 @@ def bars(counts: Mapping[int, int]) -> str:
     return " ".join(f"{key}:{round(100 * count / total)}%" for key, count in counts.items())
 
 
+def shares(values: Sequence[float | None]) -> str:
+    """Shares in a line, in percent."""
+    return " ".join("-" if value is None else f"{value:.0%}" for value in values)
+
+
 def facts() -> dict[str, Any]:
     """The command, machine and versions that figures hold for."""
     return {

@@ -4,6 +4,7 @@ import pytest
 
 from jaxspec.bench.metrics import (
     Sums,
+    acceptance_by_position,
     acceptance_rate,
     decode_tokens_per_s,
     figures_line,
@@ -43,6 +44,13 @@ def test_the_acceptance_rate_is_of_the_drafts():
 
 def test_the_histogram_is_in_the_order_of_the_lengths():
     assert list(histogram([3, 1, 8, 1]).items()) == [(1, 2), (3, 1), (8, 1)]
+
+
+def test_acceptance_by_position_counts_the_drafts_that_were_reached():
+    """F31: seven verifies of three drafts; two accepted none, one accepted one, four all."""
+    assert acceptance_by_position({1: 2, 2: 1, 4: 4}, 3) == (5 / 7, 4 / 5, 1.0)
+    assert acceptance_by_position({1: 3}, 2) == (0.0, None)
+    assert acceptance_by_position({}, 0) == ()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxspec.drafters.base import Drafter, ModelParams
+from jaxspec.drafters.boundary import widen
 from jaxspec.drafters.multi_layer_eagle import build_multi_layer_eagle
 from jaxspec.drafters.multi_layer_eagle_params import MultiLayerEagleParams
 from jaxspec.future_map import token_dtype
@@ -115,6 +116,38 @@ def test_prompts_in_tiles_equal_one_piece(is_chain, length):
         batch = batch_of(*more, [length] * 3, [2, 0, 0], table, rows=[1, 0, 0])
         _, carry = ingest(params, state, batch)
         assert relative_error(carry.hidden_states[0], after_step) < ROUNDING
+
+
+def test_a_sampled_batch_draws_each_draft_from_its_layer():
+    run = Run(build(True), params_of(), 32)
+    run.commit(4, 2, 3)
+    block = block_of(run.drafter, [1, 2, 3], run.lens, run.table)
+    forced = np.arange(9).reshape(3, 3)
+    draft = programs(run.drafter)[0]
+    out, logits, _ = draft(params_of(), run.state, block, run.carry, jnp.asarray(forced))
+    np.testing.assert_array_equal(out.tokens, [[1, 0, 1, 2], [2, 3, 4, 5], [3, 6, 7, 8]])
+    np.testing.assert_array_equal(logits.argmax(-1), run.carry.topk_index)
+    highest = jnp.exp(logits.max(-1) - jax.nn.logsumexp(logits, axis=-1))
+    np.testing.assert_allclose(highest, run.carry.topk_p, rtol=1e-5)
+
+
+def test_every_row_of_a_prompt_has_one_tile_that_writes_it():
+    """Two rows kept; tiles 0..3 and 4..6 of one prompt, 0..3 of another; page p holds 4p..4p+3."""
+    table = np.array([[1, 2], [1, 2], [3, 4]], np.int32)
+    features, next_ids = np.zeros((3, 4, 32)), np.arange(12).reshape(3, 4)
+    batch = batch_of(features, next_ids, [0, 4, 0], [4, 3, 4], table, rows=[1, 1, 2])
+    window, boundary = widen(build(False).init_state(5, 2, 8).boundary, batch, PAGE_SIZE)
+    assert window.num_valid.tolist() == [4, 5, 4]
+    assert window.block.lens.tolist() == [0, 2, 0]
+    assert window.block.positions[1].tolist() == [2, 3, 4, 5, 6, 7]
+    assert window.next_ids[1, :5].tolist() == [2, 3, 4, 5, 6]
+    assert window.block.kv_locs.tolist() == [
+        [4, 5, 2, 3, 0, 1],  # rows 2 and 3 are the next tile's
+        [6, 7, 8, 9, 10, 3],
+        [12, 13, 14, 15, 0, 1],
+    ]
+    assert boundary.next_ids[1:].tolist() == [[5, 6], [10, 11]]
+    assert boundary.end[1:].tolist() == [7, 4]
 
 
 def constant_layers() -> MultiLayerEagleParams:
