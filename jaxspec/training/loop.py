@@ -22,7 +22,13 @@ from jaxspec.training.loss import SlotSums
 from jaxspec.training.report import Metrics, Report, ratios
 from jaxspec.training.rows import PackedRows, batch_indices
 from jaxspec.training.schedule import WARM_STEPS, Horizon, learning_rate_at
-from jaxspec.training.step import StepSpec, TrainState, build_measure, build_train_step
+from jaxspec.training.step import (
+    StepSpec,
+    TrainState,
+    build_measure,
+    build_train_step,
+    served_params,
+)
 
 _LOG_EVERY = 20  # steps between entries of the metrics file
 _TIMED_FROM = 4  # the first steps compile
@@ -62,6 +68,9 @@ def run_steps(
         metrics = {**metrics, "elapsed_s": clock.elapsed_s}
         tools.report.add(kind, step, metrics, total=tools.horizon.total_steps)
 
+    def served() -> DFlashParams:
+        return served_params(state.params, state.feature_scale)
+
     def save() -> None:
         more = {"elapsed_s": clock.elapsed_s, "total_steps": tools.horizon.total_steps}
         tools.checkpoints.save(state, {**tools.notes, **more})
@@ -86,7 +95,7 @@ def run_steps(
                 record("train", {**ratios(sums), "learning_rate": rate, "steps_per_s": speed})
             over = tools.horizon.is_over(done=step, elapsed_s=clock.elapsed_s)
             if step % config.measure_every == 0 and measure is not None and not over:
-                record("held-out", measure(state.params))
+                record("held-out", measure(served()))
             if clock.since_mark_s > 60 * config.save_minutes:
                 save()
                 clock.mark()
@@ -94,7 +103,7 @@ def run_steps(
         save()
         tools.report.say(f"interrupted at step {step}; go on with --resume")
         raise
-    last = None if measure is None else measure(state.params)
+    last = None if measure is None else measure(served())
     if last is not None:
         record("held-out", last)
     save()

@@ -49,12 +49,24 @@ class StepSpec:
 class TrainState:
     """What a step changes: the donated argument.
 
-    params: float32 master weights. step: i32[] steps done.
+    params: float32 master weights, `fc` of them for features of unit size. opt_state: Adam's.
+    feature_scale: f32[F * E], never changed. step: i32[] steps done.
     """
 
     params: DFlashParams
     opt_state: Any
+    feature_scale: jax.Array
     step: jax.Array
+
+
+def served_params(params: DFlashParams, feature_scale: jax.Array) -> DFlashParams:
+    """The weights that read the target's features as they are.
+
+    A few entries of a residual stream are a hundred times larger than the others. Adam moves all
+    weights alike, so it would shake those that read large entries and hardly move the rest;
+    therefore `fc` is trained for features of unit size and scaled where it is used.
+    """
+    return params.replace(fc=params.fc * feature_scale[None])
 
 
 TrainStep = Callable[
@@ -78,9 +90,29 @@ def _decayed(params: DFlashParams) -> DFlashParams:
     return none.replace(fc=True, layers=layers)
 
 
-def init_train_state(spec: StepSpec, params: DFlashParams) -> TrainState:
+def init_train_state(spec: StepSpec, params: DFlashParams, feature_scale: jax.Array) -> TrainState:
     """Step 0."""
-    return TrainState(params, build_optimizer(spec).init(params), jnp.zeros((), jnp.int32))
+    opt_state = build_optimizer(spec).init(params)
+    return TrainState(params, opt_state, feature_scale, jnp.zeros((), jnp.int32))
+
+
+def measure_feature_scale(spec: StepSpec, target: TargetParams, rows: TokenRows) -> jax.Array:
+    """f32[F * E]: one over the root mean square of each feature over some rows.
+
+    First tokens are left out: attention sinks there are larger than anything else.
+    """
+    dense = build_dense_forward(
+        spec.target, feature_layers=spec.drafter.target_layer_ids, attention=spec.attention
+    )
+
+    @jax.jit
+    def scale(target: TargetParams, rows: TokenRows) -> jax.Array:
+        counted = ((rows.segments > 0) & (rows.positions > 0))[..., None]
+        features = dense(target, rows).features.astype(jnp.float32)
+        squares = jnp.where(counted, features**2, 0.0).sum((0, 1))
+        return jax.lax.rsqrt(squares / counted.sum(dtype=jnp.float32) + 1e-6)
+
+    return scale(target, rows)
 
 
 @functools.lru_cache(maxsize=16)
@@ -92,12 +124,11 @@ def build_train_step(spec: StepSpec) -> TrainStep:
     optimizer = build_optimizer(spec)
     forward = _build_forward(spec)
 
-    def numerator(
-        params: DFlashParams, target: TargetParams, rows: TokenRows, key: jax.Array
-    ) -> tuple[jax.Array, SlotSums]:
-        return forward(params, target, rows, sample_anchors(key, rows, spec.num_anchors))
-
     def train_step(state, target, rows, key, learning_rate):
+        def numerator(params, target, rows, key) -> tuple[jax.Array, SlotSums]:
+            params = served_params(params, state.feature_scale)
+            return forward(params, target, rows, sample_anchors(key, rows, spec.num_anchors))
+
         key = jax.random.fold_in(key, state.step)
         value_and_grad = jax.value_and_grad(numerator, has_aux=True)
         if spec.micro_batches == 1:
@@ -122,7 +153,7 @@ def build_train_step(spec: StepSpec) -> TrainStep:
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = jax.tree.map(lambda p, u: p - learning_rate * u, state.params, updates)
-        return TrainState(params, opt_state, state.step + 1), sums
+        return state.replace(params=params, opt_state=opt_state, step=state.step + 1), sums
 
     return jax.jit(train_step, donate_argnames="state")
 

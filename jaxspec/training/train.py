@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxspec.config import EngineConfig
 from jaxspec.engine.assemble import OpenedModel, open_model, refuse_old_gpu_jax
+from jaxspec.training.anchors import TokenRows
 from jaxspec.training.card import CardFacts, model_card
 from jaxspec.training.checkpoint import Checkpoints, check_same_run
 from jaxspec.training.config import EPOCHS, TrainConfig, TrainingError
@@ -45,11 +47,14 @@ from jaxspec.training.setup import (
 from jaxspec.training.step import (
     StepSpec,
     init_train_state,
+    measure_feature_scale,
+    served_params,
 )
 from jaxspec.weights.files import Progress, no_progress
 from jaxspec.weights.load import load_target
 from kernels_pallas.dispatch import Device
 
+_SCALE_ROWS = 8  # that the size of features is taken from
 # A resumed run may differ in these; everything else decides what it computes.
 _FREE = ("data", "output", "resume", "dry_run", "save_minutes", "measure_every", "model")
 
@@ -223,7 +228,9 @@ def _run(
     target = load_target(opened.checkpoint, plan.spec.compute_dtype, progress=on_progress)
     weights_key, anchors_key = jax.random.split(jax.random.key(config.seed))
     params = init_params(plan.spec.drafter, weights_key, final_norm=target.final_norm)
-    state = init_train_state(plan.spec, params)
+    some = TokenRows.from_host(data.train.take(np.arange(min(_SCALE_ROWS, len(data.train)))))
+    scale = measure_feature_scale(plan.spec, target, some)
+    state = init_train_state(plan.spec, params, scale)
     notes = {"run": identity(config, data), "elapsed_s": 0.0, "total_steps": plan.total_steps}
     if config.resume:
         saved = checkpoints.restore(state)
@@ -249,7 +256,11 @@ def _run(
         held_out=held_out,
     )
     export_drafter(
-        folder, state.params, plan.spec.drafter, plan.spec.target, card=model_card(facts)
+        folder,
+        served_params(state.params, state.feature_scale),
+        plan.spec.drafter,
+        plan.spec.target,
+        card=model_card(facts),
     )
     plot_metrics(read_metrics(folder / "metrics.jsonl"), folder / "metrics.png")
     checkpoints.close()
