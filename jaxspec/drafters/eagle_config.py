@@ -83,9 +83,7 @@ def read_eagle_config(folder: Path, target: ModelConfig) -> EagleConfig:
     file = folder / "config.json"
     kind = detect_drafter(folder)
     if kind not in _KINDS:
-        raise ModelFileError(
-            file, f"is a drafter of kind {kind}, not EAGLE", "name an EAGLE checkpoint"
-        )
+        raise ModelFileError(file, f"the drafter is {kind}, not EAGLE", "name an EAGLE checkpoint")
     config = read_json(file)
     refuse_quantization(config, file)
     try:
