@@ -80,7 +80,7 @@ def test_draft_ids_and_target_ids_are_maps_of_each_other():
     ids=["in eagle_config: outputs", "at the top: one more", "default", "smallest default"],
 )
 def test_taps_are_outputs_of_0_based_layers(tmp_path, changes, num_layers, expected):
-    """F13: ids as SGLang and SpecForge count, as vLLM and speculators do, and all engines' default."""
+    """F13: ids as SGLang and SpecForge count, as vLLM and speculators do, and the default."""
     config, _ = load(tmp_path, "plain", target_of("plain", num_layers=num_layers), **changes)
     assert config.feature_layers == expected
 
@@ -130,7 +130,7 @@ def test_biases_norms_and_windows_are_read_where_the_config_has_them(tmp_path):
 @pytest.mark.parametrize("stored", [True, False], ids=["own head", "no head"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_which_head_drafts(tmp_path, stored, tied):
-    """F26: a stored head is used; without one, a tied drafter's embedding, else the target's head."""
+    """F26: a stored head; without one, a tied drafter's embedding, else the target's head."""
     head = np.random.default_rng(1).normal(size=(97, 32)).astype(np.float32)
     lose = {"d2t", "t2d"} if stored else {"d2t", "t2d", "lm_head.weight"}
     tensors = {"lm_head.weight": head, "fc.weight": np.zeros((32, 96), np.float32)}
