@@ -1,4 +1,4 @@
-"""A matrix product of few rows that streams the weight once, with what stands before and after it.
+"""A matrix product of few rows that streams the weight once, with what follows it.
 
 Read `reference.py`, then `triton.py`; `cases.py` names the shapes that tests and `bench.py` share.
 """
@@ -21,24 +21,20 @@ BACKENDS = {"triton": triton.refuses}
 def few_row_gemm(
     x: jax.Array,
     weight: jax.Array,
-    norm: jax.Array | None = None,
     residual: jax.Array | None = None,
     *,
-    eps: float = 1e-6,
     swiglu: bool = False,
     implementation: str = "xla",
 ) -> jax.Array:
-    """Returns epilogue(rms_norm(x) @ weight.T), accumulated in f32 and rounded once.
+    """Returns epilogue(x @ weight.T), accumulated in f32 and rounded once.
 
-    The prologue, where a norm weight is given, is x * rsqrt(mean(x^2) + eps) * norm. The epilogue
-    is, with `swiglu`, silu(gate) * up of the product's two halves, then the sum with `residual`.
+    The epilogue is, with `swiglu`, silu(gate) * up of the product's two halves, then the sum with
+    `residual`.
 
     Args:
       x: [M, E] few rows: decode and verify of a batch.
       weight: [out, E], or with `swiglu` [2 out, E], the gate's rows first.
-      norm: [E] weight of the RMSNorm before the product, or None for no norm.
       residual: [M, out] added to the result, or None.
-      eps: added to the mean square.
       swiglu: whether the two halves of the product are gate and up.
       implementation: "xla", "triton", or what `dispatch.pick` chose.
 
@@ -50,8 +46,6 @@ def few_row_gemm(
     parts = 2 if swiglu else 1
     chex.assert_is_divisible(weight.shape[0], parts)
     chex.assert_type(weight, x.dtype)
-    if norm is not None:
-        chex.assert_shape(norm, (width,))
     if residual is not None:
         chex.assert_shape(residual, (num_rows, weight.shape[0] // parts))
         chex.assert_type(residual, x.dtype)
@@ -60,4 +54,4 @@ def few_row_gemm(
             run = functools.partial(triton.few_row_gemm, interpret=interpret)
         case _:
             run = reference.few_row_gemm
-    return run(x, weight, norm, residual, eps=eps, swiglu=swiglu)
+    return run(x, weight, residual, swiglu=swiglu)

@@ -1,4 +1,4 @@
-"""`few_row_gemm` in Pallas-Triton: each program streams its rows of the weight once."""
+"""`few_row_gemm` in Pallas-Triton: each program streams some rows of the weight, once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from kernels_pallas import dispatch
-from kernels_pallas.few_row_gemm import reference
+from kernels_pallas import dispatch, limits
 
 MAX_ROWS = 64
 
@@ -20,13 +19,11 @@ MAX_ROWS = 64
 class Config(NamedTuple):
     """Static choices of a launch; `choose` sets them, a sweep may try others."""
 
-    tile_n: int  # rows of the weight of one program
-    tile_k: int  # columns of one step
-    splits: int  # programs that share the columns
+    tile_n: int  # weight rows of one program, a power of two, at least 16
+    tile_k: int  # columns of one step, a power of two, at least 16
     num_warps: int
     num_stages: int
-    weight_first: bool = False  # which operand the tensor cores take as their rows
-    evict_first: bool = True
+    weight_first: bool  # whether the tensor cores take the weight's rows as theirs, or x's
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -36,184 +33,109 @@ def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
     return dispatch.refuses_triton(device)
 
 
-def choose(outputs: int, width: int, itemsize: int) -> Config:
-    """The launch for a product's sizes; see NOTES.md for the sweep on an H200."""
-    del width
-    if itemsize > 2:
-        return Config(32, 64, 1, 4, 3)
-    if outputs >= 6144:
-        return Config(64, 128, 1, 4, 5, weight_first=True)
-    return Config(32, 256, 1, 4, 6)
+def choose(num_rows: int, outputs: int, width: int, swiglu: bool, bits: int) -> Config:
+    """The launch for a product; NOTES.md has the sweep on an H200.
+
+    All programs should run at once, about one on each of 132 multiprocessors, each with enough
+    loads under way: then the columns need not be split, which would cost a second launch.
+    """
+    if bits > 16:
+        config = Config(32, 32, num_warps=4, num_stages=3, weight_first=False)
+    elif swiglu:
+        config = Config(64, 64, num_warps=4, num_stages=4, weight_first=True)
+    elif width > 2 * outputs:
+        config = Config(32, 256, num_warps=4, num_stages=6, weight_first=False)
+    elif outputs <= 4096:
+        config = Config(64, 128, num_warps=4, num_stages=8, weight_first=True)
+    else:
+        config = Config(64, 256, num_warps=4, num_stages=4, weight_first=True)
+    rows = tile_m(num_rows) + config.tile_n * (2 if swiglu else 1)
+    stages = limits.num_stages(config.num_stages, rows * config.tile_k * bits // 8)
+    return config._replace(num_stages=stages)
+
+
+def tile_m(num_rows: int) -> int:
+    """Rows of x as the tensor cores take them."""
+    return max(16, pl.next_power_of_2(num_rows))
 
 
 def few_row_gemm(
     x: jax.Array,
     weight: jax.Array,
-    norm: jax.Array | None,
     residual: jax.Array | None,
     *,
-    eps: float,
     swiglu: bool,
     interpret: bool,
     config: Config | None = None,
 ) -> jax.Array:
-    """See `few_row_gemm`. Grid: (tiles of weight rows, splits)."""
+    """See `few_row_gemm`. Grid: (tiles of outputs,)."""
     num_rows, width = x.shape
-    if norm is not None and x.dtype == jnp.float16:
-        # The kernel applies the norm's factor after the product, and x * norm may leave float16.
-        x, norm = reference.rms_norm(x, norm, eps), None
     outputs = weight.shape[0] // (2 if swiglu else 1)
-    parts = 2 if swiglu else 1
-    tile_m = max(16, pl.next_power_of_2(num_rows))
     if config is None:
-        config = choose(outputs, width, x.dtype.itemsize)
-    norms = () if norm is None else (norm,)
-    residuals = () if residual is None else (residual,)
-    out_shape = jax.ShapeDtypeStruct((num_rows, outputs), x.dtype)
-    partial_shape = (
-        jax.ShapeDtypeStruct((config.splits, parts, num_rows, outputs), jnp.float32),
-        jax.ShapeDtypeStruct((config.splits, num_rows), jnp.float32),
-    )
-    steps = -(-width // (config.tile_k * config.splits))
-    split = config.splits > 1
-    out = pl.pallas_call(
-        functools.partial(_kernel, eps=eps, parts=parts, tile_m=tile_m, steps=steps, config=config),
+        config = choose(num_rows, outputs, width, swiglu, jnp.finfo(x.dtype).bits)
+    return pl.pallas_call(
+        functools.partial(_kernel, swiglu=swiglu, config=config),
         name="few_row_gemm",
-        grid=(-(-outputs // config.tile_n), config.splits),
-        out_shape=partial_shape if split else out_shape,
+        grid=(-(-outputs // config.tile_n),),
+        out_shape=jax.ShapeDtypeStruct((num_rows, outputs), x.dtype),
         compiler_params=pltriton.CompilerParams(
             num_warps=config.num_warps, num_stages=config.num_stages
         ),
         interpret=interpret,
-    )(x, weight, norms, () if split else residuals)
-    if not split:
-        return out
-    tile = 256
-    return pl.pallas_call(
-        functools.partial(_merge, width=width, eps=eps, normed=bool(norms), tile=tile),
-        name="few_row_gemm_merge",
-        grid=(num_rows, -(-outputs // tile)),
-        out_shape=out_shape,
-        compiler_params=pltriton.CompilerParams(num_warps=2, num_stages=1),
-        interpret=interpret,
-    )(*out, residuals)
+    )(x, weight, () if residual is None else (residual,))
 
 
 def _kernel(
     x_ref,  # [M, E]
-    weight_ref,  # [out, E] or [2 out, E]
-    norm_refs,  # ([E],) or ()
-    residual_refs,  # ([M, out],) or ()
-    *out_refs,  # [M, out]; or f32 [S, parts, M, out] and the sums of squares f32[S, M]
-    eps,
-    parts,
-    tile_m,
-    steps,
-    config,
-):
-    num_rows, width = x_ref.shape
-    outputs = weight_ref.shape[0] // parts
-    split = pl.program_id(1)
-    row = jnp.arange(tile_m, dtype=jnp.int32)
-    column = pl.program_id(0) * config.tile_n + jnp.arange(config.tile_n, dtype=jnp.int32)
-    inside_m, inside_n = row < num_rows, column < outputs
-    whole_k = width % (config.tile_k * config.splits) == 0
-    whole_n = outputs % config.tile_n == 0
-
-    def load_weight(part, k, inside_k):
-        ref = weight_ref.at[(column + part * outputs)[:, None], k[None, :]]
-        policy = "evict_first" if config.evict_first else None
-        if whole_k and whole_n:
-            return pltriton.load(ref, eviction_policy=policy)
-        mask = inside_n[:, None] & inside_k[None, :]
-        return pltriton.load(ref, mask=mask, other=0.0, eviction_policy=policy)
-
-    def step(t, carry):
-        accs, squares = carry
-        k = (split * steps + t) * config.tile_k + jnp.arange(config.tile_k, dtype=jnp.int32)
-        inside_k = k < width
-        mask = inside_m[:, None] if whole_k else inside_m[:, None] & inside_k[None, :]
-        if num_rows == tile_m and whole_k:
-            x = pltriton.load(x_ref.at[row[:, None], k[None, :]])
-        else:
-            x = pltriton.load(x_ref.at[row[:, None], k[None, :]], mask=mask, other=0.0)
-        if norm_refs:
-            wide = x.astype(jnp.float32)
-            squares += jnp.sum(wide * wide, axis=1)
-            gain = pltriton.load(norm_refs[0].at[k], mask=None if whole_k else inside_k)
-            x = (wide * gain.astype(jnp.float32)[None, :]).astype(x.dtype)
-        weights = [load_weight(part, k, inside_k) for part in range(parts)]
-        if config.weight_first:
-            products = [_dot(w, x.T) for w in weights]
-        else:
-            products = [_dot(x, w.T) for w in weights]
-        return tuple(acc + p for acc, p in zip(accs, products, strict=True)), squares
-
-    shape = (config.tile_n, tile_m) if config.weight_first else (tile_m, config.tile_n)
-    zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in range(parts))
-    carry = (zeros, jnp.zeros((tile_m,), jnp.float32))
-    accs, squares = jax.lax.fori_loop(0, steps, step, carry)
-    m_axis = 1 if config.weight_first else 0
-    rows, columns = jnp.expand_dims(row, 1 - m_axis), jnp.expand_dims(column, m_axis)
-    mask = (rows < num_rows) & (columns < outputs)
-    if config.splits > 1:
-        out_ref, squares_ref = out_refs
-        for part, acc in enumerate(accs):
-            pltriton.store(out_ref.at[split, part, rows, columns], acc, mask=mask)
-        if norm_refs:
-            # Every tile of outputs finds the same sums.
-            pltriton.store(squares_ref.at[split, row], squares, mask=inside_m)
-        return
-    if norm_refs:
-        factor = jax.lax.rsqrt(squares / width + eps)
-        accs = tuple(acc * jnp.expand_dims(factor, 1 - m_axis) for acc in accs)
-    out = accs[0] if parts == 1 else _swiglu(*accs)
-    if residual_refs:
-        residual = pltriton.load(residual_refs[0].at[rows, columns], mask=mask, other=0.0)
-        out = out + residual.astype(jnp.float32)
-    pltriton.store(out_refs[0].at[rows, columns], out.astype(out_refs[0].dtype), mask=mask)
-
-
-def _merge(
-    partial_ref,  # f32[S, parts, M, out]
-    squares_ref,  # f32[S, M]
+    weight_ref,  # [out, E]; with swiglu [2 out, E], the gate's rows first
     residual_refs,  # ([M, out],) or ()
     out_ref,  # [M, out]
     *,
-    width,
-    eps,
-    normed,
-    tile,
+    swiglu,
+    config,
 ):
-    """Adds up the splits of one row. Grid: (M, tiles of outputs)."""
-    splits, parts, _, outputs = partial_ref.shape
-    m = pl.program_id(0)
-    column = pl.program_id(1) * tile + jnp.arange(tile, dtype=jnp.int32)
-    mask = column < outputs
-    accs = [
-        sum(
-            pltriton.load(
-                partial_ref.at[jnp.int32(s), jnp.int32(part), m, column], mask=mask, other=0.0
-            )
-            for s in range(splits)
-        )
-        for part in range(parts)
-    ]
-    if normed:
-        squares = sum(pltriton.load(squares_ref.at[jnp.int32(s), m]) for s in range(splits))
-        factor = jax.lax.rsqrt(squares / width + eps)
-        accs = [acc * factor for acc in accs]
-    out = accs[0] if parts == 1 else _swiglu(*accs)
+    num_rows, width = x_ref.shape
+    outputs = out_ref.shape[1]
+    row = jnp.arange(tile_m(num_rows), dtype=jnp.int32)
+    column = pl.program_id(0) * config.tile_n + jnp.arange(config.tile_n, dtype=jnp.int32)
+    whole_m, whole_n = num_rows == row.shape[0], outputs % config.tile_n == 0
+    whole_k = width % config.tile_k == 0
+
+    def load(ref, rows, inside, k):
+        at = ref.at[rows[:, None], k[None, :]]
+        # A mask that is all true still costs registers, and time in every step.
+        if inside is None and whole_k:
+            return pltriton.load(at)
+        mask = (k < width)[None, :]
+        if inside is not None:
+            mask &= inside[:, None]
+        return pltriton.load(at, mask=mask, other=0.0)
+
+    def step(t, accs):
+        k = t * config.tile_k + jnp.arange(config.tile_k, dtype=jnp.int32)
+        x = load(x_ref, row, None if whole_m else row < num_rows, k)
+        sums = []
+        for part, acc in enumerate(accs):
+            rows = column + part * outputs
+            w = load(weight_ref, rows, None if whole_n else column < outputs, k)
+            sums.append(acc + (_dot(w, x.T) if config.weight_first else _dot(x, w.T)))
+        return tuple(sums)
+
+    m_axis = 1 if config.weight_first else 0
+    rows, columns = jnp.expand_dims(row, 1 - m_axis), jnp.expand_dims(column, m_axis)
+    shape = jnp.broadcast_shapes(rows.shape, columns.shape)
+    accs = tuple(jnp.zeros(shape, jnp.float32) for _ in range(2 if swiglu else 1))
+    out, *up = jax.lax.fori_loop(0, -(-width // config.tile_k), step, accs)
+    if swiglu:
+        out = out / (1.0 + jnp.exp(-out)) * up[0]
+    inside = (rows < num_rows) & (columns < outputs)
     if residual_refs:
-        residual = pltriton.load(residual_refs[0].at[m, column], mask=mask, other=0.0)
+        residual = pltriton.load(residual_refs[0].at[rows, columns], mask=inside, other=0.0)
         out = out + residual.astype(jnp.float32)
-    pltriton.store(out_ref.at[m, column], out.astype(out_ref.dtype), mask=mask)
-
-
-def _swiglu(gate, up):
-    return gate / (1.0 + jnp.exp(-gate)) * up
+    pltriton.store(out_ref.at[rows, columns], out.astype(out_ref.dtype), mask=inside)
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a @ b accumulated in f32; float32 operands are not cut to tf32."""
     precision = "highest" if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)

@@ -34,7 +34,7 @@ class Config(NamedTuple):
 
 def choose(tokens: int) -> Config:
     """Few tokens: spread the heads over programs. Many: compute each token's angles only once."""
-    return Config(8, 1) if tokens < 256 else Config(64, 4)
+    return Config(16, 4) if tokens < 256 else Config(64, 2)
 
 
 def kv_write(

@@ -30,7 +30,6 @@ def kv_write_context(
     k_norm: jax.Array | None,
     eps: float,
     interpret: bool,
-    num_warps: int = 2,
 ) -> tuple[jax.Array, ...]:
     """See `kv_write_context`. Grid: (tokens, layers)."""
     batch, block, layers, _, kv_heads, dim = kv.shape
@@ -42,7 +41,7 @@ def kv_write_context(
         grid=(tokens, layers),
         out_shape=tuple(jax.ShapeDtypeStruct(pages.shape, pages.dtype) for pages in kv_pages),
         input_output_aliases={1 + layer: layer for layer in range(layers)},
-        compiler_params=pltriton.CompilerParams(num_warps=num_warps, num_stages=1),
+        compiler_params=pltriton.CompilerParams(num_warps=1, num_stages=1),
         interpret=interpret,
     )(
         kv.reshape(tokens, layers, 2 * kv_heads, dim),

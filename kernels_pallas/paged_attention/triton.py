@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, limits
 
 _MASKED = -1e30  # finite: a row with nothing visible yet stays free of inf - inf
 _LOG2_E = math.log2(math.e)
@@ -23,7 +23,7 @@ class Config(NamedTuple):
 
     tile_q: int  # query rows (token, head) of one program, a power of two, at least 16
     tile_kv: int  # KV rows of one step, a power of two, at least 16
-    splits: int  # programs that share the KV of one row, a power of two
+    shares: int  # into which a KV head's rows of a batch are cut, about; 1: no row is split
     num_warps: int
     num_stages: int
     tile_merge: int = 8  # query rows of one program of the merge
@@ -40,22 +40,26 @@ def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
     return dispatch.refuses_triton(device)
 
 
-def choose(batch: int, block: int, group: int, kv_heads: int, max_rows: int, bits: int) -> Config:
+def choose(
+    batch: int, block: int, group: int, kv_heads: int, dim: int, max_rows: int, bits: int
+) -> Config:
     """The launch for a batch bucket.
 
     Args:
-      batch, block, group, kv_heads: B, N, H // J, J.
+      batch, block, group, kv_heads, dim: B, N, H // J, J, D.
       max_rows: M * G, rows of KV that a page table reaches.
       bits: of an element; float32 tiles are half as long, to fit shared memory.
     """
     rows = block * group
     tile_q = min(max(pl.next_power_of_2(rows), 16), 64)
     tile_kv = 64 if bits <= 16 else 32
-    programs = batch * kv_heads * -(-rows // tile_q)
-    # Enough programs for two on each of 132 multiprocessors, but each with two tiles or more.
-    wanted = pl.next_power_of_2(-(-2 * 132 // programs))
-    most = pl.next_power_of_2(max(1, max_rows // (2 * tile_kv)))
-    return Config(tile_q, tile_kv, min(wanted, most, 32), num_warps=4, num_stages=3)
+    # One program for each of an H200's 132 multiprocessors, or as many as there are rows.
+    programs = kv_heads * -(-rows // tile_q)
+    shares = max(1, min(132 // programs, batch * -(-max_rows // tile_kv), 32))
+    tile_merge = 2 if batch * kv_heads * rows <= 1024 else 8
+    row_bytes = dim * bits // 8
+    stages = limits.num_stages(3, 2 * tile_kv * row_bytes, tile_q * row_bytes)
+    return Config(tile_q, tile_kv, shares, num_warps=4, num_stages=stages, tile_merge=tile_merge)
 
 
 def paged_attention(
@@ -73,8 +77,8 @@ def paged_attention(
 ) -> jax.Array:
     """See `paged_attention`.
 
-    Grid: (tiles of query rows * splits, J, B). A query row is a token and one of the G heads that
-    share a KV head, so that each KV row is read once for all of them.
+    Grid: (J * tiles of query rows, splits of all rows). A query row is a token and one of the heads
+    that share a KV head, so that each KV row is read once for all of them.
     """
     batch, block, heads, dim = q.shape
     kv_heads, page_size = kv_pages.shape[2:4]
@@ -82,40 +86,86 @@ def paged_attention(
     max_rows = page_table.shape[1] * page_size
     if config is None:
         bits = jnp.finfo(q.dtype).bits
-        config = choose(batch, block, group, kv_heads, max_rows, bits)
+        config = choose(batch, block, group, kv_heads, dim, max_rows, bits)
     rows = block * group
-    q_tiles = -(-rows // config.tile_q)
+    plan = functools.partial(
+        _plan,
+        extent=functools.partial(
+            _extent, block=block, window=window, tile=config.tile_kv, reach=max_rows
+        ),
+        shares=config.shares,
+    )
+    # The sum of `_plan`'s splits is below batch + shares.
+    max_splits = batch + config.shares - 1
     out_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
-    if config.splits > 1:
-        parts = (batch, kv_heads, config.splits, rows)
-        out_shape = (
-            jax.ShapeDtypeStruct((*parts, dim), jnp.float32),
-            jax.ShapeDtypeStruct(parts, jnp.float32),
-            jax.ShapeDtypeStruct(parts, jnp.float32),
-        )
-    out = pl.pallas_call(
+    parts = (max_splits, kv_heads, rows)
+    part_shapes = tuple(
+        jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*parts, dim), parts, parts)
+    )
+    out, *partial = pl.pallas_call(
         functools.partial(
-            _attend, causal=causal, window=window, scale=scale, config=config, group=group
+            _attend,
+            causal=causal,
+            window=window,
+            scale=scale,
+            config=config,
+            group=group,
+            plan=plan,
         ),
         name="paged_attention",
-        grid=(q_tiles * config.splits, kv_heads, batch),
-        out_shape=out_shape,
+        grid=(kv_heads * -(-rows // config.tile_q), max_splits),
+        out_shape=(out_shape, *(part_shapes if config.shares > 1 else ())),
         compiler_params=pltriton.CompilerParams(
             num_warps=config.num_warps, num_stages=config.num_stages
         ),
         interpret=interpret,
     )(q, kv_pages, page_table, lens, () if block_mask is None else (block_mask,))
-    if config.splits == 1:
+    if config.shares == 1:
         return out
     tile = min(pl.next_power_of_2(rows), config.tile_merge)
     return pl.pallas_call(
-        functools.partial(_merge, tile=tile, group=group),
+        functools.partial(_merge, tile=tile, group=group, shares=config.shares, plan=plan),
         name="paged_attention_merge",
         grid=(-(-rows // tile), kv_heads, batch),
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_shape=out_shape,
+        input_output_aliases={0: 0},
         compiler_params=pltriton.CompilerParams(num_warps=max(1, tile * dim // 256), num_stages=1),
         interpret=interpret,
-    )(*out)
+    )(out, lens, *partial)
+
+
+def _extent(length, *, block, window, tile, reach):
+    """The tiles [first, end) of KV that the block behind `length` rows reads."""
+    end = (jnp.minimum(length + block, reach) + (tile - 1)) // tile
+    if window is None:
+        return jnp.zeros_like(length), end
+    return jnp.maximum(length - (window - 1), 0) // tile, end
+
+
+def _plan(lens_ref, *, extent, shares):
+    """Cuts long rows so that every program gets about one share of the batch's KV.
+
+    Equal rows that fill the programs stay whole; one long row among short ones is split. Tiles 8,
+    8, 64 in 10 shares of 8 become 1, 1 and 8 splits: programs 0, 1 and 2..9.
+
+    Returns:
+      The splits of each row, and for each row the first program after its own; vectors of a power
+      of two at least B.
+    """
+    batch = lens_ref.shape[0]
+    row = jnp.arange(max(16, pl.next_power_of_2(batch)), dtype=jnp.int32)
+    first, end = extent(pltriton.load(lens_ref.at[row], mask=row < batch, other=0))
+    tiles = jnp.where(row < batch, jnp.maximum(end - first, 1), 0)
+    all_tiles = jnp.sum(tiles, dtype=jnp.int32)
+    splits = (2 * shares * tiles + all_tiles) // (2 * all_tiles)
+    splits = jnp.minimum(jnp.maximum(splits, 1), tiles)
+    return splits, jnp.cumsum(splits)
+
+
+def _at(vector, index):
+    """vector[index]: Triton does not index values."""
+    here = jnp.arange(vector.shape[0], dtype=jnp.int32) == index
+    return jnp.sum(jnp.where(here, vector, 0), dtype=jnp.int32)
 
 
 def _attend(
@@ -124,41 +174,49 @@ def _attend(
     page_table_ref,  # [B, M]
     lens_ref,  # [B]
     block_mask_refs,  # (u32[B, N, words],) or ()
-    *out_refs,  # [B, N, H, D]; or f32 acc[B, J, S, R, D], m[B, J, S, R], total[B, J, S, R]
+    out_ref,  # [B, N, H, D] of rows that are not split
+    *partial_refs,  # of the others: f32 acc[S, J, R, D], m[S, J, R], total[S, J, R]
     causal,
     window,
     scale,
     config,
     group,
+    plan,
 ):
-    _, block, _, dim = q_ref.shape
+    batch, block, _, dim = q_ref.shape
     page_size, columns = kv_ref.shape[3], page_table_ref.shape[1]
     tile = config.tile_kv
     rows = block * group
     q_tiles = -(-rows // config.tile_q)
-    q_tile, split = pl.program_id(0) % q_tiles, pl.program_id(0) // q_tiles
-    j, b = pl.program_id(1), pl.program_id(2)
-
+    j, q_tile = pl.program_id(0) // q_tiles, pl.program_id(0) % q_tiles
+    program = pl.program_id(1)
+    if partial_refs:
+        splits, programs_end = plan(lens_ref)
+        b = jnp.sum((programs_end <= program).astype(jnp.int32), dtype=jnp.int32)
+        # Rows past the batch have no programs: a program too many finds row B or a later one.
+        busy = b < batch
+        b = jnp.minimum(b, batch - 1)
+        used_splits = _at(splits, b)
+        split = program - _at(programs_end, b) + used_splits
+    else:
+        b, busy = program, True
+        split, used_splits = jnp.int32(0), jnp.int32(1)
     length = pltriton.load(lens_ref.at[b])
     row = q_tile * config.tile_q + jnp.arange(config.tile_q, dtype=jnp.int32)
     inside = row < rows
     i, head = row // group, j * group + row % group
     lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
-    q = pltriton.load(q_ref.at[b, i[:, None], head[:, None], lane], mask=inside[:, None], other=0.0)
+    q_at = (b, i[:, None], head[:, None], lane)
+    q = pltriton.load(q_ref.at[q_at], mask=inside[:, None] & busy, other=0.0)
     q_position = length + i
 
-    # KV rows that some query of the program may see: [start, end).
-    last = block
-    if causal and not block_mask_refs:
-        last = jnp.minimum((q_tile + 1) * config.tile_q // group + 1, block)
-    end = jnp.minimum(length + last, columns * page_size)
-    start = jnp.int32(0)
-    if window is not None:
-        start = jnp.maximum(length + q_tile * config.tile_q // group - (window - 1), 0)
+    # KV rows that the block may see, and this program's share of their tiles.
+    start = jnp.int32(0) if window is None else jnp.maximum(length - (window - 1), 0)
+    end = jnp.minimum(length + block, columns * page_size)
     first_tile, end_tile = start // tile, (end + (tile - 1)) // tile
-    each = (end_tile - first_tile + (config.splits - 1)) // config.splits
+    each = (end_tile - first_tile + (used_splits - 1)) // used_splits
     low = first_tile + split * each
-    high = jnp.minimum(low + each, end_tile)
+    high = jnp.where(busy, jnp.minimum(low + each, end_tile), low)
 
     def pages_of(t):
         """The page of tile t, or of each of its rows where a tile spans several."""
@@ -234,54 +292,64 @@ def _attend(
         low = whole
     _, m, total, acc = jax.lax.fori_loop(low, high, functools.partial(step, masked=True), carry)
 
-    if config.splits == 1:
+    @pl.when(busy & (used_splits == 1))
+    def _store_result():
         out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
-        out_ref = out_refs[0].at[b, i[:, None], head[:, None], lane]
-        pltriton.store(out_ref, out.astype(q.dtype), mask=inside[:, None])
-        return
-    acc_ref, m_ref, total_ref = out_refs
-    pltriton.store(acc_ref.at[b, j, split, row[:, None], lane], acc, mask=inside[:, None])
-    pltriton.store(m_ref.at[b, j, split, row], m, mask=inside)
-    pltriton.store(total_ref.at[b, j, split, row], total, mask=inside)
+        pltriton.store(out_ref.at[q_at], out.astype(q.dtype), mask=inside[:, None])
+
+    if partial_refs:
+
+        @pl.when(busy & (used_splits > 1))
+        def _store_part():
+            acc_ref, m_ref, total_ref = partial_refs
+            pltriton.store(acc_ref.at[program, j, row[:, None], lane], acc, mask=inside[:, None])
+            pltriton.store(m_ref.at[program, j, row], m, mask=inside)
+            pltriton.store(total_ref.at[program, j, row], total, mask=inside)
 
 
 def _merge(
-    acc_ref,  # f32[B, J, S, R, D]
-    m_ref,  # f32[B, J, S, R] in units of log2
-    total_ref,  # f32[B, J, S, R]
+    _,  # the result, written through the output
+    lens_ref,  # [B]
+    acc_ref,  # f32[S, J, R, D]
+    m_ref,  # f32[S, J, R] in units of log2
+    total_ref,  # f32[S, J, R]
     out_ref,  # [B, N, H, D]
     *,
     tile,
     group,
+    shares,
+    plan,
 ):
     """Adds up what the splits of one KV head's query rows found. Grid: (tiles of rows, J, B)."""
-    splits, rows = m_ref.shape[2:]
+    rows, dim = acc_ref.shape[2:]
     j, b = pl.program_id(1), pl.program_id(2)
+    splits, programs_end = plan(lens_ref)
+    used_splits = _at(splits, b)
+    first = _at(programs_end, b) - used_splits
     row = pl.program_id(0) * tile + jnp.arange(tile, dtype=jnp.int32)
-    inside = row < rows
-    dim = acc_ref.shape[-1]
     lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
+    inside = row < rows
 
-    def load(ref, s):
-        at = (b, j, jnp.int32(s))
+    def load(ref, split, other):
+        keep, at = inside & (split < used_splits), (first + split, j)
         if ref is acc_ref:
-            return pltriton.load(ref.at[(*at, row[:, None], lane)], mask=inside[:, None], other=0.0)
-        return pltriton.load(ref.at[(*at, row)], mask=inside, other=_MASKED)
+            return pltriton.load(ref.at[(*at, row[:, None], lane)], mask=keep[:, None], other=other)
+        return pltriton.load(ref.at[(*at, row)], mask=keep, other=other)
 
-    each_m, each_total, each_acc = (
-        [load(ref, s) for s in range(splits)] for ref in (m_ref, total_ref, acc_ref)
-    )
-    m = functools.reduce(jnp.maximum, each_m)
-    weights = [jnp.exp2(each - m) for each in each_m]
-    total = sum(weight * each for weight, each in zip(weights, each_total, strict=True))
-    acc = sum(weight[:, None] * each for weight, each in zip(weights, each_acc, strict=True))
-    out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
-    i, head = row // group, j * group + row % group
-    pltriton.store(
-        out_ref.at[b, i[:, None], head[:, None], lane],
-        out.astype(out_ref.dtype),
-        mask=inside[:, None],
-    )
+    @pl.when(used_splits > 1)
+    def _add_up():
+        # All loads before any use, so that they are under way together.
+        each_m, each_total, each_acc = (
+            [load(ref, split, other) for split in range(shares)]
+            for ref, other in ((m_ref, _MASKED), (total_ref, 0.0), (acc_ref, 0.0))
+        )
+        m = functools.reduce(jnp.maximum, each_m)
+        weights = [jnp.exp2(each - m) for each in each_m]
+        total = sum(weight * each for weight, each in zip(weights, each_total, strict=True))
+        acc = sum(weight[:, None] * each for weight, each in zip(weights, each_acc, strict=True))
+        out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
+        at = (b, (row // group)[:, None], (j * group + row % group)[:, None], lane)
+        pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside[:, None])
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:

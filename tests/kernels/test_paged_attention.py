@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch, testing
 from kernels_pallas.paged_attention import cases, paged_attention, triton
@@ -93,29 +95,68 @@ def test_the_reference_reads_a_wide_table_only_as_far_as_it_is_used():
     assert "while(" in run.lower(q, poisoned, wide, lens).compile().as_text()
 
 
+def splits_of(lens, shares, window=None):
+    """What `_plan` says of these rows of KV before a block of one, in tiles of 16."""
+    extent = functools.partial(triton._extent, block=1, window=window, tile=16, reach=10_000)
+    kernel = functools.partial(triton._plan, extent=extent, shares=shares)
+
+    def body(lens_ref, splits_ref):
+        splits, _ = kernel(lens_ref)
+        pltriton.store(splits_ref.at[jnp.arange(16, dtype=jnp.int32)], splits)
+
+    call = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((16,), jnp.int32),
+        compiler_params=pltriton.CompilerParams(num_warps=1, num_stages=1),
+        interpret=True,
+    )
+    return call(jnp.asarray(lens, jnp.int32))[: len(lens)].tolist()
+
+
+def test_equal_rows_that_fill_the_programs_stay_whole():
+    assert splits_of([999] * 12, shares=8) == [1] * 12
+
+
+def test_few_rows_are_split_evenly():
+    assert splits_of([999, 999], shares=8) == [4, 4]
+    assert splits_of([999], shares=8) == [8]
+
+
+def test_one_long_row_among_short_ones_is_split():
+    assert splits_of([127, 127, 1023], shares=10) == [1, 1, 8]
+
+
+def test_no_split_is_empty():
+    assert splits_of([0, 17], shares=16) == [1, 2]
+
+
+def test_a_window_shortens_what_is_split():
+    assert splits_of([999, 999], shares=8, window=16) == [2, 2]
+
+
 @pytest.mark.parametrize(
-    ("batch", "block", "splits"),
-    [(1, 1, 32), (1, 16, 32), (8, 16, 8), (32, 16, 2), (64, 16, 1), (256, 1, 1)],
+    ("batch", "block", "kv_heads", "shares"),
+    [(1, 1, 8, 16), (32, 16, 8, 16), (1, 64, 8, 4), (256, 1, 1, 32), (2, 1, 160, 1)],
 )
-def test_fewer_rows_are_split_into_more_programs(batch, block, splits):
-    config = triton.choose(batch, block, group=4, kv_heads=8, max_rows=8192, bits=16)
-    assert config.splits == splits
+def test_a_batch_is_cut_into_a_program_for_each_multiprocessor(batch, block, kv_heads, shares):
+    config = triton.choose(batch, block, 4, kv_heads, 128, max_rows=8192, bits=16)
+    assert config.shares == shares
 
 
-def test_a_short_table_is_not_split():
-    assert triton.choose(1, 16, 4, 8, max_rows=64, bits=16).splits == 1
+def test_a_table_of_one_tile_is_not_cut():
+    assert triton.choose(1, 16, 4, 8, 128, max_rows=64, bits=16).shares == 1
 
 
-def test_splits_change_nothing_but_the_rounding():
-    args, static = small()
+def test_rows_of_any_raggedness_are_put_together_again():
+    case = cases.Case("ragged", (0, 100, 3, 31, 64), 2, columns=8)
+    args, static = cases.make_inputs(case)
+    exact = testing.array(attention_oracle.attend(*args, **static), "float32")
     run = functools.partial(
         triton.paged_attention, **static, scale=0.125, block_mask=None, interpret=True
     )
-    one, four = (
-        jax.jit(functools.partial(run, config=triton.Config(16, 16, splits, 4, 2)))(*args)
-        for splits in (1, 4)
-    )
-    assert testing.compare_results(four, one, one) is None
+    for shares in (1, 5):
+        out = jax.jit(functools.partial(run, config=triton.Config(16, 16, shares, 4, 2, 4)))(*args)
+        assert testing.compare_results(out, exact, exact) is None
 
 
 def test_a_window_and_a_block_mask_exclude_each_other():
