@@ -33,7 +33,7 @@ def shared_llm(folder, tmp_path_factory):
         block_size=4,
         max_model_len=128,
         max_num_seqs=2,
-        max_num_batched_tokens=32,
+        max_num_batched_tokens=16,
         lazy=True,
         compilation_cache=False,
         cache_dir=tmp_path_factory.mktemp("cache"),

@@ -6,8 +6,16 @@ from typing import Any
 
 from jaxspec.bench.metrics import Sums, mean_accept_length
 from jaxspec.bench.report import Column, Result, bars, number
-from jaxspec.bench.rig import Run, build_engine, load_rig, make_requests, run_workload, time_steps
+from jaxspec.bench.rig import (
+    Run,
+    build_engine,
+    describe,
+    load_rig,
+    make_requests,
+    run_workload,
+)
 from jaxspec.bench.settings import Settings
+from jaxspec.bench.step_times import time_steps
 from jaxspec.engine.warmup import warmup
 
 COLUMNS = (
@@ -43,7 +51,7 @@ def run(settings: Settings) -> Result:
         plain = plain or work
         rows.append(
             {
-                "drafter": rig.drafter_name,
+                **describe(rig),
                 "tokens_per_s": work.tokens_per_s,
                 "speedup": work.tokens_per_s / plain.tokens_per_s,
                 "step_ms": work.step_ms,
@@ -57,7 +65,6 @@ def run(settings: Settings) -> Result:
                 "num_equal_texts": num_equal(work, plain),
                 "num_tokens": work.num_tokens,
                 "wall_s": work.wall_s,
-                "lossless": rig.lossless,
                 **sums_of(work),
             }
         )

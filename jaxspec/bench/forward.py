@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.bench.report import Column, Result, number
-from jaxspec.bench.rig import Rig, build_engine, load_rig, make_requests
+from jaxspec.bench.rig import Rig, build_engine, describe, load_rig
 from jaxspec.bench.settings import Settings
+from jaxspec.bench.step_times import fill_batch
 from jaxspec.cache.kv_pages import kv_locs_at
 from jaxspec.future_map import token_dtype
 from jaxspec.models.base import Block
@@ -44,9 +45,8 @@ def run(settings: Settings) -> Result:
         engine_ms, forward_ms = (1e3 * statistics.median(each) for each in (engine_s, forward_s))
         rows.append(
             {
-                "drafter": rig.drafter_name,
+                **describe(rig),
                 "num_requests": rig.geometry.num_slots,
-                "block_size": rig.geometry.block_size,
                 "engine_ms": engine_ms,
                 "forward_ms": forward_ms,
                 "engine_ms_min": 1e3 * min(engine_s),
@@ -70,21 +70,18 @@ def run(settings: Settings) -> Result:
 def in_turns(rig: Rig, num_rounds: int) -> tuple[list[float], list[float]]:
     """Seconds a step, of the engine and of the bare forward, one entry a round."""
     engine = build_engine(rig)
-    requests = make_requests(
-        rig, rig.geometry.num_slots, max_tokens=rig.geometry.max_model_len, ignore_eos=True
-    )
-    for request in requests:
-        engine.add_request(request)
+    num_dispatches = max(2, _NUM_STEPS // rig.geometry.decode_steps)
+    lens = fill_batch(rig, engine, rig.geometry.num_slots, room_for=num_rounds * num_dispatches + 5)
     while engine.stats.num_decode_steps < 3:
         engine.step()
-    lens = [len(request.prompt_token_ids) for request in requests]
     bare = BareForward(rig, lens)
     engine_s, forward_s = [], []
     for _ in range(num_rounds):
         before = time.perf_counter()
-        for _ in range(_NUM_STEPS):
+        for _ in range(num_dispatches):
             engine.step()
-        engine_s.append((time.perf_counter() - before) / _NUM_STEPS)
+        num_steps = num_dispatches * rig.geometry.decode_steps
+        engine_s.append((time.perf_counter() - before) / num_steps)
         forward_s.append(bare.time(_NUM_STEPS))
     return engine_s, forward_s
 

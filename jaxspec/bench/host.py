@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.bench.report import Column, Result, number
-from jaxspec.bench.rig import Rig, build_engine, load_rig, make_requests, time_steps
+from jaxspec.bench.rig import Rig, build_engine, describe, load_rig
 from jaxspec.bench.settings import Settings
+from jaxspec.bench.step_times import fill_batch, time_steps
 from jaxspec.config import Geometry
 from jaxspec.engine.steps import Step, Steps
 
@@ -46,7 +47,7 @@ def run(settings: Settings) -> Result:
         times = time_steps(rig, num_requests=count)
         rows.append(
             {
-                "drafter": rig.drafter_name,
+                **describe(rig),
                 "num_requests": count,
                 "tokens_per_step": count * rig.geometry.block_size,
                 "host_cpu_ms": host_ms,
@@ -73,24 +74,20 @@ def run(settings: Settings) -> Result:
 def host_work(rig: Rig, *, num_requests: int) -> tuple[float, float]:
     """CPU ms of the host's thread a step: (in all, of that in calling programs)."""
     clock = DispatchClock()
-    steps = null_steps(rig.geometry, clock)
-    engine = build_engine(rig, steps)
-    for request in make_requests(
-        rig, num_requests, max_tokens=rig.geometry.max_model_len, ignore_eos=True
-    ):
-        engine.add_request(request)
+    engine = build_engine(rig, null_steps(rig.geometry, clock))
+    longest = max(fill_batch(rig, engine, num_requests, room_for=8))
+    # Every dispatch adds all that it can to each request; a few are for filling the batch.
+    room = (rig.geometry.max_model_len - longest) // rig.geometry.max_commit - 6
+    num_dispatches = min(_NUM_STEPS, room)
     while engine.stats.num_decode_steps < 3:
         engine.step()
-    # A step may add a block to each request, which then must not be full.
-    longest = int(engine._published_lens.max())
-    room = (rig.geometry.max_model_len - longest) // rig.geometry.block_size - 2
-    num_steps = min(_NUM_STEPS, room)
     clock.cpu_s = 0.0
     before = time.thread_time()
-    for _ in range(num_steps):
+    for _ in range(num_dispatches):
         engine.step()
     host_s = time.thread_time() - before
-    return host_s / num_steps * 1e3, clock.cpu_s / num_steps * 1e3
+    a_step_ms = 1e3 / (num_dispatches * rig.geometry.decode_steps)
+    return host_s * a_step_ms, clock.cpu_s * a_step_ms
 
 
 class DispatchClock:
@@ -116,20 +113,23 @@ def null_steps(geometry: Geometry, clock: DispatchClock) -> Steps:
 
     Every row commits a full block of changing tokens and never ends.
     """
+    block = geometry.block_size
     return Steps(
         prefill=clock.timed(_null_program(geometry, 1)),
-        decode=clock.timed(_null_program(geometry, geometry.block_size)),
-        decode_loop=None,
+        decode=clock.timed(_null_program(geometry, block)),
+        decode_loop=clock.timed(_null_program(geometry, block, (geometry.decode_steps,))),
     )
 
 
-def _null_program(geometry: Geometry, block_size: int) -> Callable[..., tuple[Any, jax.Array]]:
+def _null_program(
+    geometry: Geometry, block_size: int, loop: tuple[int, ...] = ()
+) -> Callable[..., tuple[Any, jax.Array]]:
     # Text of all lengths and kinds: detokenising is part of the host's work.
     tokens = np.random.default_rng(0).integers(0, geometry.vocab_size, block_size)
 
     def program(params: Any, state: Any, packed: jax.Array) -> tuple[Any, jax.Array]:
-        rows = packed.shape[0]
         columns = [*tokens.tolist(), block_size, block_size - 1, 0, 0]
-        return state, jnp.broadcast_to(jnp.asarray(columns, jnp.int32), (rows, len(columns)))
+        shape = (*loop, packed.shape[0], len(columns))
+        return state, jnp.broadcast_to(jnp.asarray(columns, jnp.int32), shape)
 
     return jax.jit(program, donate_argnames="state", keep_unused=True)

@@ -7,7 +7,7 @@ import numpy as np
 from jaxspec.bench.compare import not_lossless, sums_of
 from jaxspec.bench.metrics import decode_tokens_per_s, mean_accept_length
 from jaxspec.bench.report import Column, Result, number
-from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload
+from jaxspec.bench.rig import build_engine, describe, load_rig, make_requests, run_workload
 from jaxspec.bench.settings import Settings
 from jaxspec.engine.warmup import warmup
 
@@ -40,14 +40,13 @@ def run(settings: Settings) -> Result:
         token = [1e3 / rate for rate in rates if rate is not None]
         rows.append(
             {
-                "drafter": rig.drafter_name,
+                **describe(rig),
                 "first_token_ms_p50": _percentile(first, 50),
                 "first_token_ms_p95": _percentile(first, 95),
                 "token_ms_p50": _percentile(token, 50),
                 "token_ms_p95": _percentile(token, 95),
                 "mean_accept_length": mean_accept_length(work.stats),
                 "num_compilations": work.num_compilations,
-                "lossless": rig.lossless,
                 **sums_of(work),
             }
         )

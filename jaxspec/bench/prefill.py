@@ -6,7 +6,7 @@ import statistics
 import time
 
 from jaxspec.bench.report import Column, Result, number
-from jaxspec.bench.rig import Rig, build_engine, load_rig
+from jaxspec.bench.rig import Rig, build_engine, describe, load_rig
 from jaxspec.bench.roofline import matmul_flops_per_s, prefill_flops
 from jaxspec.bench.settings import Settings
 from jaxspec.engine.engine import Engine
@@ -43,7 +43,7 @@ def run(settings: Settings) -> Result:
         median_s = statistics.median(prefill_s)
         rows.append(
             {
-                "drafter": rig.drafter_name,
+                **describe(rig),
                 "num_tokens": NUM_TOKENS,
                 "prefill_ms": 1e3 * median_s,
                 "prefill_ms_min": 1e3 * min(prefill_s),

@@ -19,6 +19,8 @@ from rich.table import Table
 from jaxspec import __version__
 from kernels_pallas.dispatch import Device
 
+_FILE_WIDTH = 160  # a file or pipe has no width of its own, and a cut table says nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -77,6 +79,8 @@ def facts() -> dict[str, Any]:
 def print_table(result: Result) -> None:
     """Prints the table and its notes to stdout."""
     console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
     table = Table(title=result.title, box=None, title_justify="left")
     for index, column in enumerate(result.columns):
         table.add_column(column.header, no_wrap=True, justify="right" if index else "left")

@@ -6,22 +6,19 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
 from jaxspec.bench.compilations import count_compilations
 from jaxspec.bench.prompts import PROMPTS, BenchPrompt
-from jaxspec.config import ConfigError, EngineConfig, Geometry
+from jaxspec.config import EngineConfig, Geometry
 from jaxspec.drafters.base import Drafter, ModelParams
 from jaxspec.engine.assemble import assemble
 from jaxspec.engine.engine import Engine, EngineStats
-from jaxspec.engine.state import EngineState, init_state
-from jaxspec.engine.steps import Step, Steps, build_steps
+from jaxspec.engine.state import init_state
+from jaxspec.engine.steps import Steps, build_steps
 from jaxspec.models import Target
 from jaxspec.models.config import ModelConfig
 from jaxspec.prompts import encode_chat, encode_prompt
@@ -48,6 +45,19 @@ def load_rig(config: EngineConfig, *, cache_dir: Path, on_progress: Progress) ->
     """Loads what `config` names."""
     assembled = assemble(config, cache_dir=cache_dir, on_progress=on_progress)
     return Rig(*(getattr(assembled, name) for name in Rig._fields))
+
+
+def describe(rig: Rig) -> dict[str, Any]:
+    """What a row's figures hold for: acceptance and speed mean nothing without it."""
+    return {
+        "drafter": rig.drafter_name,
+        "block_size": rig.geometry.block_size,
+        "decode_steps": rig.geometry.decode_steps,
+        "dtype": rig.geometry.dtype,
+        "kernels": dataclasses.asdict(rig.geometry.kernels),
+        "chat_template": rig.tokenizer.has_chat_template,
+        "lossless": rig.lossless,
+    }
 
 
 def greedy_steps(rig: Rig) -> Steps:
@@ -94,7 +104,7 @@ def _prompt_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 class Run:
     """What a workload did.
 
-    step_s: durations of the steps that did nothing but decode. stats: the engine's sums.
+    step_s: seconds a step of the dispatches that did nothing but decode. stats: the engine's sums.
     """
 
     outputs: list[RequestOutput]
@@ -120,7 +130,7 @@ class Run:
 
 
 def run_workload(engine: Engine, requests: Sequence[Request], *, concurrency: int) -> Run:
-    """Serves the requests in order, so many at a time, and measures."""
+    """Serves the requests in order, so many at a time, at most one a slot, and measures."""
     engine.stats.reset()
     waiting = list(reversed(requests))
     finished: dict[str, RequestOutput] = {}
@@ -140,9 +150,10 @@ def run_workload(engine: Engine, requests: Sequence[Request], *, concurrency: in
             duration = time.perf_counter() - before
             is_prefill = engine.stats.num_prefill_steps > num_prefills
             is_decode = engine.stats.num_decode_steps > num_decodes
-            # A step waits for the one before it: both must be decodes.
+            # A step waits for the one before it: both must be decodes. Nobody waits for a slot
+            # then, so that the dispatch is a loop where the geometry has one.
             if is_decode and not (is_prefill or was_prefill):
-                step_s.append(duration)
+                step_s.append(duration / engine.geometry.decode_steps)
             was_prefill = is_prefill
             for output in outputs:
                 if output.finished:
@@ -156,102 +167,3 @@ def run_workload(engine: Engine, requests: Sequence[Request], *, concurrency: in
         step_s,
         compiled.count,
     )
-
-
-class Recorder:
-    """A program that remembers its last call, so that the device can go on from there alone."""
-
-    def __init__(self, step: Step):
-        self._step = step
-        self.state: EngineState | None = None
-        self.packed: np.ndarray | None = None
-
-    def __call__(
-        self, params: ModelParams, state: EngineState, packed: np.ndarray
-    ) -> tuple[EngineState, Any]:
-        """Runs the program."""
-        self.state, output = self._step(params, state, packed)
-        self.packed = packed
-        return self.state, output
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """A decode step with and without the host.
-
-    engine_s: of the whole loop, step by step. device_s: of the same program called in a chain, so
-    that the device never waits. host_s: what the host computes in a step, hidden or not.
-    """
-
-    engine_s: list[float]
-    device_s: float
-    host_s: float
-
-    @property
-    def engine_ms(self) -> float:
-        """Median step of the engine."""
-        return statistics.median(self.engine_s) * 1e3
-
-    @property
-    def device_ms(self) -> float:
-        """A step of the device alone."""
-        return self.device_s * 1e3
-
-    @property
-    def host_ms(self) -> float:
-        """Host work of a step."""
-        return self.host_s * 1e3
-
-    @property
-    def exposed_host_ms(self) -> float:
-        """Host time of a step that the device does not hide."""
-        return max(0.0, self.engine_ms - self.device_ms)
-
-
-def time_steps(rig: Rig, *, num_requests: int, num_steps: int = 24) -> StepTimes:
-    """Times decode steps of a full batch, first in the engine, then on the device alone.
-
-    Raises:
-        ConfigError: the context cannot hold that many steps.
-    """
-    steps = greedy_steps(rig)
-    recorder = Recorder(steps.decode)
-    engine = build_engine(rig, steps._replace(decode=recorder, decode_loop=None))
-    requests = make_requests(
-        rig, num_requests, max_tokens=rig.geometry.max_model_len, ignore_eos=True
-    )
-    room = rig.geometry.max_model_len - max(len(r.prompt_token_ids) for r in requests)
-    # The engine's steps, as many on the device alone, and a few to settle.
-    if room < (2 * num_steps + 4) * rig.geometry.block_size:
-        raise ConfigError(
-            f"max_model_len is {rig.geometry.max_model_len}, but timing {num_steps} steps of "
-            f"{rig.geometry.block_size} tokens needs "
-            f"{rig.geometry.max_model_len - room + (2 * num_steps + 4) * rig.geometry.block_size}"
-            "; raise it"
-        )
-    for request in requests:
-        engine.add_request(request)
-    while engine.stats.num_decode_steps < 2:
-        engine.step()
-    engine.step()
-    engine.stats.reset()
-    engine_s = []
-    for _ in range(num_steps):
-        before = time.perf_counter()
-        engine.step()
-        engine_s.append(time.perf_counter() - before)
-    host_s = engine.stats.host_s / num_steps
-    device_s = time_chain(
-        lambda state: steps.decode(rig.params, state, recorder.packed), recorder.state, num_steps
-    )
-    return StepTimes(engine_s, device_s, host_s)
-
-
-def time_chain(step: Callable[[Any], tuple[Any, Any]], state: Any, num_steps: int) -> float:
-    """Seconds a step of calls that feed each other, dispatched without waiting; uses `state` up."""
-    jax.block_until_ready(state)
-    before = time.perf_counter()
-    for _ in range(num_steps):
-        state, output = step(state)
-    jax.block_until_ready(output)
-    return (time.perf_counter() - before) / num_steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxspec.bench.compare import not_lossless, sums_of
 from jaxspec.bench.metrics import mean_accept_length
 from jaxspec.bench.report import Column, Result, number
-from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload
+from jaxspec.bench.rig import build_engine, describe, load_rig, make_requests, run_workload
 from jaxspec.bench.settings import Settings
 from jaxspec.engine.warmup import warmup
 
@@ -36,7 +36,7 @@ def run(settings: Settings) -> Result:
             work = run_workload(engine, requests, concurrency=concurrency)
             rows.append(
                 {
-                    "drafter": rig.drafter_name,
+                    **describe(rig),
                     "concurrency": concurrency,
                     "tokens_per_s": work.tokens_per_s,
                     "step_ms": work.step_ms,
@@ -44,7 +44,6 @@ def run(settings: Settings) -> Result:
                     "num_compilations": work.num_compilations,
                     "num_tokens": work.num_tokens,
                     "wall_s": work.wall_s,
-                    "lossless": rig.lossless,
                     **sums_of(work),
                 }
             )

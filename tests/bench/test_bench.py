@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec import cli
+from jaxspec.bench import startup
 from jaxspec.bench.compilations import count_compilations
 from jaxspec.bench.prompts import PROMPTS
 from jaxspec.bench.report import bars, number
-from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload, time_steps
+from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload
 from jaxspec.bench.roofline import matmul_flops_per_s, prefill_flops
+from jaxspec.bench.settings import Settings
+from jaxspec.bench.step_times import time_steps
 from jaxspec.bench.throughput import concurrencies
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.models.config import ModelConfig
@@ -75,11 +78,11 @@ def test_the_table_holds_the_drafters_and_the_histogram(bench):
     assert "accept lengths of none: 1:100%" in out
 
 
-def test_forced_accept_lengths_are_marked(bench):
-    status, out, _ = bench("latency", "--drafter", "ngram", "--force-accept", "7")
-    assert status == 0
-    assert "8.00" in out
-    assert "NOT LOSSLESS" in out
+def test_latency_is_of_one_request_at_a_time(bench):
+    plain, ngram = rows_of(bench, "latency")
+    for row in (plain, ngram):
+        assert 0 < row["first_token_ms_p50"] <= row["first_token_ms_p95"]
+        assert 0 < row["token_ms_p50"] <= row["token_ms_p95"]
 
 
 def test_throughput_goes_up_to_all_slots(bench):
@@ -103,6 +106,19 @@ def test_the_host_is_measured_against_a_null_device(bench):
     assert row["device_step_ms"] > 0
 
 
+def test_loops_of_steps_are_measured_by_the_step_and_forced_accepts_are_marked(bench):
+    loops = ["--drafter", "ngram", "--decode-steps", "4", "--force-accept", "7"]
+    (work,) = rows_of(bench, "compare", *loops)
+    assert (work["decode_steps"], work["lossless"]) == (4, False)
+    assert work["mean_accept_length"] == 8
+    assert work["num_compilations"] == 0
+    (host,) = rows_of(bench, "host", *loops)
+    assert 0 < host["dispatch_cpu_ms"] < host["host_cpu_ms"]
+    (forward,) = rows_of(bench, "forward", *loops)
+    assert forward["engine_ms"] > 0
+    assert "NOT LOSSLESS: force_accept is set" in bench("latency", *loops)[1]
+
+
 def test_a_step_is_held_against_the_bare_forward(bench):
     rows = rows_of(bench, "forward")
     assert [row["block_size"] for row in rows] == [1, 8]
@@ -116,12 +132,35 @@ def test_prefill_is_held_against_the_floor(bench):
     assert row["ratio"] == pytest.approx(row["prefill_ms"] / row["floor_ms"])
 
 
-def test_starts_are_timed_in_processes_of_their_own(bench):
-    cold, warm = rows_of(bench, "startup", "--repeats", "1")
-    assert (cold["start"], warm["start"]) == ("cold", "warm")
-    for row in (cold, warm):
-        assert 0 < row["first_token_s"] <= row["wall_s"]
-        assert row["peak_mb"] > 50
+def test_a_start_is_timed_in_a_process_of_its_own(folder, tmp_path):
+    settings = Settings(
+        config=EngineConfig(model=str(folder)),
+        cache_dir=tmp_path,
+        drafters=("none",),
+        num_prompts=1,
+        max_tokens=1,
+        repeats=1,
+        on_progress=no_progress,
+    )
+    compiled = tmp_path / "compiled"
+    measured = startup.start(settings, "none", compiled)
+    assert 0 < measured.first_token_s <= measured.wall_s
+    assert measured.peak_mb > 50
+    assert any(path.name.startswith("jit_decode_step") for path in compiled.iterdir())
+
+
+def test_a_cold_start_is_held_against_the_median_of_warm_ones(bench, monkeypatch):
+    folders, times = [], iter([9.0, 2.0, 4.0, 3.0])
+
+    def start(settings, drafter, compiled):
+        folders.append(compiled)
+        return startup.Start(next(times), 10.0, 600.0)
+
+    monkeypatch.setattr(startup, "start", start)
+    cold, warm = rows_of(bench, "startup", "--repeats", "3")
+    assert (cold["start"], cold["first_token_s"]) == ("cold", 9.0)
+    assert (warm["start"], warm["first_token_s"]) == ("warm", 3.0)
+    assert len(set(folders)) == 1
 
 
 @pytest.mark.parametrize(
@@ -142,7 +181,7 @@ def test_mistakes_are_refused(bench, argv, text):
 def test_a_context_too_short_to_time_steps_is_refused(folder, tmp_path):
     config = EngineConfig(model=str(folder), drafter="ngram", max_model_len=128, max_num_seqs=1)
     rig = load_rig(config, cache_dir=tmp_path, on_progress=no_progress)
-    with pytest.raises(ConfigError, match="max_model_len is 128, but timing 24 steps of 8 tokens"):
+    with pytest.raises(ConfigError, match="max_model_len is 128, but timing 52 dispatches of 8"):
         time_steps(rig, num_requests=1)
 
 
