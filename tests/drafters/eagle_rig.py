@@ -23,6 +23,11 @@ BORROWED = Target(
 )
 
 
+# What is tested is what is computed, not how fast; the compiler's own optimisations would take most
+# of the tests' time.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
 @functools.cache
 def programs(drafter: Drafter):
     """(draft, greedy, ingest) jitted.
@@ -49,10 +54,7 @@ def programs(drafter: Drafter):
         context = DraftContext(rows, block, carry, None, greedy=True)
         return drafter.draft(params, state, context)
 
-    # What is tested is what is computed, not how fast; the compiler's own optimisations would take
-    # most of the tests' time.
-    jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-    return jit(draft), jit(greedy), jit(drafter.ingest)
+    return quick_jit(draft), quick_jit(greedy), quick_jit(drafter.ingest)
 
 
 def block_of(drafter: Drafter, bonus, lens, table) -> Block:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxspec.drafters.base import Drafter, ModelParams
-from jaxspec.drafters.boundary import widen
+from jaxspec.drafters.boundary import init_boundary, widen
 from jaxspec.drafters.multi_layer_eagle import build_multi_layer_eagle
 from jaxspec.drafters.multi_layer_eagle_params import MultiLayerEagleParams
 from jaxspec.future_map import token_dtype
@@ -28,6 +28,7 @@ from tests.drafters.eagle_rig import (
     batch_of,
     block_of,
     programs,
+    quick_jit,
     relative_error,
     unwritten,
 )
@@ -136,7 +137,8 @@ def test_every_row_of_a_prompt_has_one_tile_that_writes_it():
     table = np.array([[1, 2], [1, 2], [3, 4]], np.int32)
     features, next_ids = np.zeros((3, 4, 32)), np.arange(12).reshape(3, 4)
     batch = batch_of(features, next_ids, [0, 4, 0], [4, 3, 4], table, rows=[1, 1, 2])
-    window, boundary = widen(build(False).init_state(5, 2, 8).boundary, batch, PAGE_SIZE)
+    program = quick_jit(widen, static_argnames="page_size")
+    window, boundary = program(init_boundary(2, 2, 32, jnp.float32), batch, page_size=PAGE_SIZE)
     assert window.num_valid.tolist() == [4, 5, 4]
     assert window.block.lens.tolist() == [0, 2, 0]
     assert window.block.positions[1].tolist() == [2, 3, 4, 5, 6, 7]
@@ -173,24 +175,22 @@ def constant_layers() -> MultiLayerEagleParams:
     return jax.tree.map(jnp.asarray, params)
 
 
-@pytest.mark.parametrize("is_chain", [False, True], ids=["parallel", "chain"])
-def test_step_i_uses_layer_i_and_its_own_pages(is_chain):
-    """F31: in a chain it reads what layer i - 1 made, else the target's feature."""
+def test_step_i_uses_layer_i_and_reads_step_i_minus_1():
+    """F31: three layers of constant weights, each with KV of its own."""
     sizes = dict(hidden_size=8, num_heads=1, num_kv_heads=1, head_dim=8, qk_norm=False)
-    drafter = build(is_chain, attention_bias=True, **sizes)
+    drafter = build(True, attention_bias=True, **sizes)
     params = ModelParams((jnp.zeros((5, 8)), jnp.eye(8)), constant_layers())
     run = Run(drafter, params, 8)
     run.commit(2, 4, 1)
     for row, count in enumerate((2, 4, 1)):
-        hidden = feature = run.texts[row].features[count - 1]
+        hidden = run.texts[row].features[count - 1]
         for layer in range(NUM_LAYERS):
-            normed = hidden / np.sqrt((hidden**2).mean() + 1e-5)
-            hidden = normed + 100 * np.eye(NUM_LAYERS, 8)[layer]
+            hidden = hidden / np.sqrt((hidden**2).mean() + 1e-5)
+            hidden = hidden + 100 * np.eye(NUM_LAYERS, 8)[layer]
             np.testing.assert_allclose(run.carry.hidden_states[row, layer], hidden, rtol=1e-5)
             assert run.carry.topk_index[row, layer] == layer
             values = run.state.kv[layer][run.table[row, 0], 1, 0]
             np.testing.assert_array_equal(values[:count], layer + 1.0)
-            hidden = hidden if is_chain else feature
 
 
 def test_only_rows_whose_tokens_were_kept_are_made_again():
