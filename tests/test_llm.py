@@ -14,7 +14,7 @@ from jaxspec.compilation_cache import use_compilation_cache
 from jaxspec.config import ConfigError
 from jaxspec.llm import LLM, default_cache_dir
 from jaxspec.request import FinishReason, RequestError
-from tests.tiny_model import BROKEN, EOS, SPECIAL, write_tiny_model
+from tests.tiny_model import BROKEN, EOS, SIZES, SPECIAL, write_tiny_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 HELLO = [{"role": "user", "content": "hello"}]
@@ -303,12 +303,11 @@ def test_after_the_warm_up_nothing_compiles(folder, tmp_path):
     said = []
     llm = LLM(
         str(folder),
-        max_model_len=64,
-        max_num_seqs=1,
-        max_num_batched_tokens=16,
+        drafter="none",
         compilation_cache=False,
         cache_dir=tmp_path,
         on_progress=lambda what, done, total: said.append(what),
+        **SIZES,
     )
     assert {"loading weights", "compiling"} <= set(said)
     with count_compilations() as compiled:

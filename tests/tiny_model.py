@@ -12,6 +12,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tests.weights.folders import LLAMA_JSON, write_folder
 
 BROKEN = "\x01"  # its embedding is NaN, so that a prompt with it fails on the device
+# One geometry for many tests: programs compiled for one of them serve the others.
+SIZES = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "max_model_len": 1024}
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for message in messages %}"
@@ -26,9 +28,7 @@ VOCAB_SIZE = len(_BYTES) + len(SPECIAL)
 EOS = VOCAB_SIZE - 1
 
 
-def write_tiny_model(
-    folder: Path, *, chat_template: str | None = TEMPLATE, max_position_embeddings: int = 256
-) -> Path:
+def write_tiny_model(folder: Path, *, chat_template: str | None = TEMPLATE) -> Path:
     """Writes the model: a token a byte, and answers in printable ASCII."""
     backend = tokenizers.Tokenizer(
         models.BPE(vocab={char: index for index, char in enumerate(_BYTES)}, merges=[])
@@ -43,7 +43,7 @@ def write_tiny_model(
         "eos_token_id": EOS,
         "bos_token_id": None,
         "attention_bias": False,
-        "max_position_embeddings": max_position_embeddings,
+        "max_position_embeddings": 1024,
     }
     tokenizer_config = {"eos_token": SPECIAL[1]}
     if chat_template is not None:

@@ -20,15 +20,15 @@ from jaxspec.bench.throughput import concurrencies
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.models.config import ModelConfig
 from jaxspec.weights.files import no_progress
-from tests.tiny_model import write_tiny_model
+from tests.tiny_model import SIZES, write_tiny_model
 
-SIZES = ["--max-num-seqs", "1", "--max-num-batched-tokens", "16", "--max-model-len", "1024"]
-SMALL = ["--num-prompts", "2", "--max-tokens", "6", "--repeats", "2", *SIZES]
+SMALL = ["--num-prompts", "2", "--max-tokens", "6", "--repeats", "2"]
+SMALL += [f"--{name.replace('_', '-')}={size}" for name, size in SIZES.items()]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=1024)
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -197,13 +197,7 @@ def test_compilations_are_counted(folder):
 
 
 def test_the_workload_keeps_to_its_concurrency(folder, tmp_path):
-    config = EngineConfig(
-        model=str(folder),
-        drafter="none",
-        max_model_len=1024,
-        max_num_seqs=1,
-        max_num_batched_tokens=16,
-    )
+    config = EngineConfig(model=str(folder), drafter="none", **SIZES)
     rig = load_rig(config, cache_dir=tmp_path, on_progress=no_progress)
     requests = make_requests(rig, len(PROMPTS) + 1, max_tokens=1)
     assert requests[-1].prompt == PROMPTS[0].text
