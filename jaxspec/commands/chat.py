@@ -27,7 +27,6 @@ from jaxspec.request import RequestError, SamplingParams
 
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
-    from jaxspec.prompts import EncodedPrompt
 
 _DEFAULTS = {"temperature": 0.0, "max_tokens": 1024}
 _CONTEXT = 4096  # unless asked otherwise; a conversation rarely needs a long model's all
@@ -130,10 +129,9 @@ class Session:
         """
         turn = {"role": "user", "content": line}
         try:
-            prompt = encode_turns(
-                self._llm, [*self.messages, turn], enable_thinking=self._enable_thinking
+            stream = self._llm.stream_chat(
+                [*self.messages, turn], self._params, enable_thinking=self._enable_thinking
             )
-            stream = self._llm.stream({"prompt_token_ids": prompt.token_ids}, self._params)
         except RequestError as error:
             print(f"{error} (/reset forgets the conversation)", file=sys.stderr)
             return
@@ -156,12 +154,3 @@ class Session:
         self.messages += [turn, {"role": "assistant", "content": text}]
         if output is not None and output.finished:
             print_figures(self._llm, output)
-
-
-def encode_turns(
-    llm: LLM, messages: list[dict[str, str]], *, enable_thinking: bool | None
-) -> EncodedPrompt:
-    """The conversation as a prompt."""
-    from jaxspec.prompts import encode_chat
-
-    return encode_chat(llm.tokenizer, messages, enable_thinking=enable_thinking)
