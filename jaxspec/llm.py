@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from jaxspec.compilation_cache import use_compilation_cache
@@ -15,8 +12,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.engine.assemble import Assembled, OpenedModel, assemble
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.warmup import warmup
-from jaxspec.future_map import RelayError
-from jaxspec.interrupts import held_back_interrupts
+from jaxspec.inbox import Inbox
 from jaxspec.progress import ProgressDisplay
 from jaxspec.prompts import (
     Conversation,
@@ -26,12 +22,8 @@ from jaxspec.prompts import (
     encode_chat,
     encode_prompt,
 )
-from jaxspec.request import (
-    Request,
-    RequestError,
-    RequestOutput,
-    SamplingParams,
-)
+from jaxspec.request import RequestOutput, SamplingParams
+from jaxspec.stream import Stream
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.weights.files import Progress
 
@@ -41,19 +33,6 @@ _DEFAULTS = EngineConfig()
 def default_cache_dir() -> Path:
     """Where models and compiled programs are kept unless somebody says otherwise."""
     return Path.home() / ".cache" / "jaxspec"
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What a stream adds.
-
-    output: the request so far, with its counts and times; at the end, why it ended.
-    """
-
-    text: str
-    token_ids: list[int]
-    finished: bool
-    output: RequestOutput
 
 
 class LLM:
@@ -142,9 +121,7 @@ class LLM:
                 warmup(assembled.engine, on_progress=progress)
         self.config = config
         self.assembled: Assembled = assembled
-        self._names = itertools.count()
-        self._latest: dict[str, RequestOutput | None] = {}  # of requests that somebody waits for
-        self._dropped: list[str] = []  # requests of streams that were lost without being closed
+        self._inbox = Inbox(assembled.engine)
 
     @property
     def engine(self) -> Engine:
@@ -228,8 +205,8 @@ class LLM:
         Raises:
             RequestError: as `generate`.
         """
-        (name,) = self._add([encode_prompt(self.tokenizer, prompt)], sampling_params)
-        return Stream(self, name)
+        (name,) = self._inbox.add([encode_prompt(self.tokenizer, prompt)], sampling_params)
+        return Stream(self._inbox, name)
 
     def stream_chat(
         self,
@@ -250,14 +227,12 @@ class LLM:
             enable_thinking=enable_thinking,
             chat_template_kwargs=chat_template_kwargs,
         )
-        (name,) = self._add([prompt], sampling_params)
-        return Stream(self, name)
+        (name,) = self._inbox.add([prompt], sampling_params)
+        return Stream(self._inbox, name)
 
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream ends with what there is and finish_reason "abort"."""
-        output = self.engine.abort(request_id)
-        if output is not None and request_id in self._latest:
-            self._latest[request_id] = output
+        self._inbox.abort(request_id)
 
     def _generate(
         self,
@@ -265,144 +240,18 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        names = self._add(encoded, sampling_params)
+        names = self._inbox.add(encoded, sampling_params)
         mine = set(names)
         results: dict[str, RequestOutput] = {}
         try:
             with ProgressDisplay() if use_tqdm else nullcontext() as progress:
                 while len(results) < len(names):
-                    for output in self._step():
+                    for output in self._inbox.step():
                         if output.finished and output.request_id in mine:
                             results[output.request_id] = output
                     if progress is not None:
                         progress("generating", len(results), len(names))
         finally:
             for name in names:
-                self._forget(name)
+                self._inbox.forget(name)
         return [results[name] for name in names]
-
-    def _add(
-        self,
-        encoded: list[EncodedPrompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[str]:
-        """Queues requests, all of them or none."""
-        all_params = _one_each(sampling_params, len(encoded))
-        names: list[str] = []
-        try:
-            for prompt, params in zip(encoded, all_params, strict=True):
-                name = str(next(self._names))
-                self.engine.add_request(Request(name, prompt.token_ids, params, prompt.text))
-                self._latest[name] = None
-                names.append(name)
-        except BaseException:
-            for name in names:
-                self._forget(name)
-            raise
-        return names
-
-    def _forget(self, request_id: str) -> None:
-        """Ends a request that nobody waits for any more."""
-        self.engine.abort(request_id)
-        self._latest.pop(request_id, None)
-
-    def _step(self) -> Sequence[RequestOutput]:
-        """Runs the engine once; what it says is kept for whoever waits, and returned."""
-        while self._dropped:
-            self._forget(self._dropped.pop())
-        with held_back_interrupts():
-            try:
-                outputs: Sequence[RequestOutput] = self.engine.step()
-            except RelayError as error:
-                # The faulty requests say so themselves; the others go on.
-                outputs = error.outputs
-            for output in outputs:
-                if output.request_id in self._latest:
-                    self._latest[output.request_id] = output
-        return outputs
-
-
-class Stream(Iterator[Delta]):
-    """The answer to one prompt as it grows; see `LLM.stream`.
-
-    request_id: for `LLM.abort`. output: the request so far; None before its first token.
-    """
-
-    def __init__(self, llm: LLM, request_id: str):
-        self.request_id = request_id
-        self.output: RequestOutput | None = None
-        self._llm = llm
-        self._num_chars = 0
-        self._num_tokens = 0
-        self._over = False
-
-    def __next__(self) -> Delta:
-        """Runs the engine until there is more of the answer.
-
-        Raises:
-            StopIteration: the answer is complete, or the stream was closed.
-        """
-        while not self._over:
-            delta = self._advance()
-            if delta is not None:
-                return delta
-            self._llm._step()
-        raise StopIteration
-
-    def _advance(self) -> Delta | None:
-        """What has come since the last delta."""
-        output = self._llm._latest[self.request_id]
-        if output is None:
-            return None
-        self.output = output
-        completion = output.outputs[0]
-        text = completion.text[self._num_chars :]
-        token_ids = completion.token_ids[self._num_tokens :]
-        if not (text or token_ids or output.finished):
-            return None
-        self._num_chars += len(text)
-        self._num_tokens += len(token_ids)
-        if output.finished:
-            self.close()
-        return Delta(text, token_ids, output.finished, output)
-
-    def close(self) -> None:
-        """Ends the stream, and the request where it still runs."""
-        if not self._over:
-            self._over = True
-            self._llm._forget(self.request_id)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        # Garbage may be collected in the middle of a step, so the engine is left alone here.
-        if not self._over:
-            self._llm._dropped.append(self.request_id)
-
-
-def _one_each(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
-    params = SamplingParams() if sampling_params is None else sampling_params
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
-        raise RequestError(
-            f"sampling_params is of type {type(params).__name__}; give a SamplingParams, or a "
-            "list with one for each prompt"
-        )
-    if len(params) != count:
-        raise RequestError(
-            f"there are {len(params)} sampling_params for {count} prompts; give one for all, or "
-            "one for each"
-        )
-    return params

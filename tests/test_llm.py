@@ -53,7 +53,7 @@ def assert_idle(llm):
         llm.engine.step()
     assert not llm.engine.has_unfinished
     llm.engine.check_idle()
-    assert not llm._latest
+    assert llm._inbox.is_empty
 
 
 def text_of(output):

@@ -1,0 +1,112 @@
+"""One engine and everybody who waits for it: steps it, and keeps the news for whom it concerns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from jaxspec.engine.engine import Engine
+from jaxspec.future_map import RelayError
+from jaxspec.interrupts import held_back_interrupts
+from jaxspec.prompts import EncodedPrompt
+from jaxspec.request import Request, RequestError, RequestOutput, SamplingParams
+
+
+class Inbox:
+    """Requests of one engine by name, and the latest output of each that somebody waits for.
+
+    Whoever waits calls `step`, which moves all requests on, also those of others.
+    """
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._names = itertools.count()
+        self._latest: dict[str, RequestOutput | None] = {}
+        self._dropped: list[str] = []
+
+    def add(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[str]:
+        """Queues requests, all of them or none, and gives their names.
+
+        sampling_params: for all, or a list with one for each; None: the defaults.
+
+        Raises:
+            RequestError: one of them cannot be served.
+        """
+        all_params = _one_each(sampling_params, len(prompts))
+        names: list[str] = []
+        try:
+            for prompt, params in zip(prompts, all_params, strict=True):
+                name = str(next(self._names))
+                self._engine.add_request(Request(name, prompt.token_ids, params, prompt.text))
+                self._latest[name] = None
+                names.append(name)
+        except BaseException:
+            for name in names:
+                self.forget(name)
+            raise
+        return names
+
+    def latest(self, request_id: str) -> RequestOutput | None:
+        """The request as it was last heard of; None before its first token."""
+        return self._latest[request_id]
+
+    def step(self) -> Sequence[RequestOutput]:
+        """Runs the engine once; what it says is kept for whoever waits, and returned.
+
+        Ctrl-C waits until the step is whole.
+        """
+        while self._dropped:
+            self.forget(self._dropped.pop())
+        with held_back_interrupts():
+            try:
+                outputs: Sequence[RequestOutput] = self._engine.step()
+            except RelayError as error:
+                # The faulty requests say so themselves; the others go on.
+                outputs = error.outputs
+            for output in outputs:
+                if output.request_id in self._latest:
+                    self._latest[output.request_id] = output
+        return outputs
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; whoever waits for it is told. Nothing happens where it is over."""
+        output = self._engine.abort(request_id)
+        if output is not None and request_id in self._latest:
+            self._latest[request_id] = output
+
+    def forget(self, request_id: str) -> None:
+        """Ends a request that nobody waits for any more."""
+        self._engine.abort(request_id)
+        self._latest.pop(request_id, None)
+
+    def forget_later(self, request_id: str) -> None:
+        """As `forget`, with the next step: may be called at any time, in the middle of one too."""
+        self._dropped.append(request_id)
+
+    @property
+    def is_empty(self) -> bool:
+        """True while nobody waits for anything."""
+        return not (self._latest or self._dropped)
+
+
+def _one_each(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    params = SamplingParams() if sampling_params is None else sampling_params
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise RequestError(
+            f"sampling_params is of type {type(params).__name__}; give a SamplingParams, or a "
+            "list with one for each prompt"
+        )
+    if len(params) != count:
+        raise RequestError(
+            f"there are {len(params)} sampling_params for {count} prompts; give one for all, or "
+            "one for each"
+        )
+    return params
