@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=128, help="prompts of a set")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--max-num-seqs", type=int, default=32)
+    parser.add_argument("--max-model-len", type=int, default=1024)
     parser.add_argument("--temperature", type=float, action="append")
     args = parser.parse_args()
     for drafter in args.drafter:
@@ -39,7 +40,7 @@ def main() -> None:
                 model=args.model,
                 drafter=drafter,
                 max_num_seqs=args.max_num_seqs,
-                max_model_len=1024,
+                max_model_len=args.max_model_len,
             ),
             cache_dir=default_cache_dir(),
             detokenize=False,

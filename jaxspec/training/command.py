@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxspec.commands.common import add_compilation_cache
 from jaxspec.options import Parser, add_options, given
 from jaxspec.progress import ProgressDisplay
-from jaxspec.training.config import DataConfig, TrainConfig
+from jaxspec.training.config import DataConfig, TrainConfig, TrainingError
 
 
 def add_arguments(parser: Parser) -> None:
@@ -47,7 +47,12 @@ def _make_data(config: DataConfig, cache_dir: Path) -> int:
 
 
 def _train(config: TrainConfig, cache_dir: Path) -> int:
-    from jaxspec.training.train import train
+    try:
+        from jaxspec.training.train import train
+    except ModuleNotFoundError as error:
+        raise TrainingError(
+            f"training needs {error.name}, which is not installed; pip install 'jaxspec[train]'"
+        ) from None
 
     with ProgressDisplay() as progress:
         result = train(config, cache_dir=cache_dir, on_progress=progress)

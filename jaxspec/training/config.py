@@ -8,6 +8,11 @@ from typing import Any
 from jaxspec.config import ConfigError
 
 WEIGHTINGS = ("decay", "dpace")
+_CHOICES = {
+    "loss": WEIGHTINGS,
+    "dtype": ("auto", "float32", "bfloat16"),
+    "attention": ("auto", "xla", "cudnn"),
+}
 EPOCHS = 6  # where neither steps nor minutes are given, as the paper trains
 
 
@@ -51,6 +56,7 @@ class TrainConfig:
         None, "wall time, compiling included; the schedule is fitted to it"
     )
     dtype: str = option("auto", "to compute in: auto, float32 or bfloat16")
+    attention: str = option("auto", "of the target: auto, xla or cudnn")
     measure_every: int = option(250, "steps between measurements on held-out rows")
     save_minutes: float = option(2.0, "wall time between checkpoints")
     seed: int = option(0, "of weights, row order and anchors")
@@ -79,7 +85,7 @@ class TrainConfig:
                 raise TrainingError(f"{name} is {getattr(self, name)}; it must be from 0 to 1")
         if not 0 <= self.weight_decay < float("inf"):
             raise TrainingError(f"weight_decay is {self.weight_decay}; it must be at least 0")
-        for name, choices in (("loss", WEIGHTINGS), ("dtype", ("auto", "float32", "bfloat16"))):
+        for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise TrainingError(
                     f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}"

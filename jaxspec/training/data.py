@@ -13,7 +13,9 @@ import numpy as np
 
 from jaxspec.bench.prompts import PROMPTS
 from jaxspec.config import EngineConfig
-from jaxspec.engine.assemble import Assembled, assemble, open_model
+from jaxspec.engine.assemble import assemble, open_model
+from jaxspec.engine.engine import Engine
+from jaxspec.models.config import ModelConfig
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.training.config import DataConfig, TrainingError
 from jaxspec.training.conversations import (
@@ -30,6 +32,7 @@ from jaxspec.training.filters import SharedText, loop_start, text_key
 from jaxspec.training.generate import (
     OnTokens,
     answers_wanted,
+    build_bulk_engine,
     complete,
     write_user_turns,
 )
@@ -70,7 +73,8 @@ class _Maker:
     """The target and what its folder holds so far."""
 
     config: DataConfig
-    assembled: Assembled
+    engine: Engine
+    model: ModelConfig
     tokenizer: Tokenizer
     frame: ChatFrame
     topics: list[str]
@@ -162,19 +166,26 @@ def _open(
             drafter="none",
             dtype=config.dtype,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=8192,
+            max_num_batched_tokens=4096,
             max_model_len=min(longest, opened.checkpoint.config.max_position_embeddings),
-            decode_steps=8,
             seed=config.seed,
         ),
         cache_dir=cache_dir,
         on_progress=progress,
         opened=opened,
-        detokenize=False,
     )
     tokenizer = assembled.tokenizer
     return _Maker(
-        config, assembled, tokenizer, chat_frame(tokenizer), topics, given, counts, seen, progress
+        config,
+        build_bulk_engine(assembled),
+        assembled.model_config,
+        tokenizer,
+        chat_frame(tokenizer),
+        topics,
+        given,
+        counts,
+        seen,
+        progress,
     )
 
 
@@ -199,7 +210,7 @@ def _make_part(maker: _Maker, folder: Path, kind: str, number: int, count: int) 
 
 
 def _meta(maker: _Maker) -> dict[str, Any]:
-    config, model = maker.config, maker.assembled.model_config
+    config, model = maker.config, maker.model
     source = "self-made by the target (Magpie)" if config.prompts is None else "a file"
     return {
         "model": config.model,
@@ -231,7 +242,7 @@ def _draw_prompts(maker: _Maker, kind: str, number: int, count: int) -> list[str
             maker.topics, int(missing * _OWN_PROMPT_YIELD) + 8, rng, held_out=kind == HELD_OUT
         )
         turns = write_user_turns(
-            maker.assembled.engine,
+            maker.engine,
             maker.tokenizer,
             [(maker.frame, opening) for opening in openings],
             max_tokens=maker.config.max_prompt_tokens,
@@ -291,7 +302,7 @@ def _write_answers(
         temperature=config.temperature,
         seed=seed,
     )
-    results = complete(maker.assembled.engine, wanted, on_tokens=_shown(maker, what))
+    results = complete(maker.engine, wanted, on_tokens=_shown(maker, what))
     answered: list[tuple[Conversation | None, str]] = []
     for ids, result in zip(prompts, results, strict=True):
         answer = result.token_ids
@@ -332,7 +343,7 @@ def _follow_up(
     ]
     going_on, at_hand = chosen[::2], chosen[1::2]
     turns = write_user_turns(
-        maker.assembled.engine,
+        maker.engine,
         maker.tokenizer,
         [(chat_frame(maker.tokenizer, chat), Opening("", whole=False)) for chat in going_on],
         max_tokens=maker.config.max_prompt_tokens,

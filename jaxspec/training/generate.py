@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import jax
 import numpy as np
 
+from jaxspec.engine.assemble import Assembled
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.state import init_state
+from jaxspec.engine.steps import build_steps
 from jaxspec.request import FinishReason, Request, SamplingParams
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.training.prompts import ChatFrame, Opening
 
 OnTokens = Callable[[int, int, int], None]  # (requests done, requests in all, tokens so far)
-# Requests are added in bursts, so that between two the engine runs several steps a dispatch.
+# Requests are added in bursts: a prefill takes about as long as a decode step, however small.
 _BURST = 16  # one in so many slots is free before more are added
 
 
@@ -31,6 +35,29 @@ class Completed:
 
     token_ids: list[int]
     ended: bool
+
+
+def build_bulk_engine(assembled: Assembled) -> Engine:
+    """An engine that compiles one prefill and one decode program each for greedy and other batches.
+
+    An engine has a program a power of two, which pays where it serves for long. Here all slots
+    are busy but at the end, and on a GPU padding costs less than compiling.
+    """
+    geometry = assembled.geometry
+    if jax.default_backend() == "gpu":
+        geometry = replace(
+            geometry,
+            batch_buckets=geometry.batch_buckets[-1:],
+            prefill_buckets=geometry.prefill_buckets[-1:],
+        )
+    target, drafter = assembled.target, assembled.drafter
+    return Engine(
+        geometry,
+        assembled.params,
+        init_state(geometry, target, drafter),
+        {greedy: build_steps(geometry, target, drafter, greedy=greedy) for greedy in (True, False)},
+        eos_token_ids=assembled.model_config.eos_token_ids,
+    )
 
 
 def complete(

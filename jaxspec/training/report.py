@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -129,8 +130,6 @@ def trim_metrics(path: Path, last_step: int) -> None:
 
 def plot_metrics(entries: list[Metrics], path: Path) -> None:
     """Draws loss, simulated accept length and slot accuracies over the steps."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     axes = figure.subplots(1, 3)
     panels: list[tuple[str, Callable[[Metrics], Any]]] = [

@@ -118,9 +118,11 @@ def choose_compute_dtype(wanted: str, platform: str) -> tuple[str, str]:
 
 
 def choose_attention(
-    target: ModelConfig, dtype: str, row_len: int, platform: str
+    wanted: str, target: ModelConfig, dtype: str, row_len: int, platform: str
 ) -> tuple[str, str]:
     """The target's attention: cuDNN's where it takes these shapes, else XLA's, and why."""
+    if wanted != "auto":
+        return wanted, "asked for"
     if platform != "gpu":
         return "xla", "cudnn needs a GPU"
     shape = (1, row_len, target.num_heads, target.head_dim)

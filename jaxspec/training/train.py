@@ -56,7 +56,16 @@ from kernels_pallas.dispatch import Device
 
 _SCALE_ROWS = 8  # that the size of features is taken from
 # A resumed run may differ in these; everything else decides what it computes.
-_FREE = ("data", "output", "resume", "dry_run", "save_minutes", "measure_every", "model")
+_FREE = (
+    "data",
+    "output",
+    "resume",
+    "dry_run",
+    "save_minutes",
+    "measure_every",
+    "model",
+    "attention",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +167,9 @@ def plan_run(config: TrainConfig, opened: OpenedModel, data: TrainData) -> Train
     )
     drafter = drafter_config(config, target, mask)
     dtype, dtype_reason = choose_compute_dtype(config.dtype, device.platform)
-    attention, attention_reason = choose_attention(target, dtype, config.row_len, device.platform)
+    attention, attention_reason = choose_attention(
+        config.attention, target, dtype, config.row_len, device.platform
+    )
     spec = StepSpec(
         target=target,
         drafter=drafter,
