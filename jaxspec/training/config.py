@@ -115,6 +115,7 @@ class DataConfig:
     part_size: int = option(4096, "conversations written to disk at once")
     max_minutes: float | None = option(None, "no part is begun after so much wall time")
     dtype: str = option("auto", "of the target: auto, float32, bfloat16 or float16")
+    kernels: str = option("auto", "auto, xla or triton: implementation of every kernel op")
     seed: int = option(0, "of topics, turns and answers")
 
     def __post_init__(self) -> None:

@@ -165,6 +165,7 @@ def _open(
             settings,
             drafter="none",
             dtype=config.dtype,
+            kernels=config.kernels,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=4096,
             max_model_len=min(longest, opened.checkpoint.config.max_position_embeddings),
