@@ -32,13 +32,10 @@ class Case(NamedTuple):
 
 CASES = (
     Case("one token, lengths around a page", (0, 1, 15, 16, 17, 37, 127), padding_rows=1),
-    Case("one page only", (0, 15), columns=1),
-    Case("block of 5, to the table's end", (0, 11, 16, 123), block=5, kv_heads=2),
-    Case("a block past the table", (125,), block=8),
+    Case("block of 5, to and past the table's end", (0, 11, 16, 123, 125), block=5, kv_heads=2),
     Case("64 tokens", (0, 63), block=64),
     Case("block of 16, bfloat16", (0, 100), block=16, heads=8, kv_heads=2, dtype="bfloat16"),
     Case("draft block", (0, 15, 30), block=7, causal=False, padding_rows=1),
-    Case("window of 1", (0, 33), block=3, window=1),
     Case("window around a page", (14, 15, 16, 40, 101), block=4, window=17),
     Case("draft block in a window", (2, 63), block=9, window=5, causal=False),
     Case("trees of two words", (0, 21), block=40, tree=True, heads=3, padding_rows=1),
@@ -64,11 +61,24 @@ def bench_case(batch: int, block: int, context: int, page_size: int = 64) -> Cas
     )
 
 
-BENCH_CASES = tuple(
-    bench_case(batch, block, context)
-    for context in (1024, 4096, 32768)
-    for batch in (1, 32)
-    for block in (1, 16)
+# One conversation of 32768 among 31 of 1024, and lengths of a running server.
+RAGGED = bench_case(32, 16, 32768)._replace(
+    name="batch 32, 16 queries, one of 32768 and 31 of 1024", lens=(32752, *[1008] * 31)
+)
+SERVED = bench_case(32, 16, 4096)._replace(
+    name="batch 32, 16 queries, contexts 128 to 4096", lens=tuple(range(112, 4081, 128))
+)
+
+BENCH_CASES = (
+    *(
+        bench_case(batch, block, context)
+        for context in (1024, 4096, 32768)
+        for batch in (1, 8, 32)
+        for block in (1, 16)
+        if (batch, context) != (8, 32768)
+    ),
+    RAGGED,
+    SERVED,
 )
 
 

@@ -330,23 +330,19 @@ def _merge(
     lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
     inside = row < rows
 
-    def load(ref, split, other):
-        keep, at = inside & (split < used_splits), (first + split, j)
-        if ref is acc_ref:
-            return pltriton.load(ref.at[(*at, row[:, None], lane)], mask=keep[:, None], other=other)
-        return pltriton.load(ref.at[(*at, row)], mask=keep, other=other)
+    split = jnp.arange(pl.next_power_of_2(shares), dtype=jnp.int32)
 
     @pl.when(used_splits > 1)
     def _add_up():
-        # All loads before any use, so that they are under way together.
-        each_m, each_total, each_acc = (
-            [load(ref, split, other) for split in range(shares)]
-            for ref, other in ((m_ref, _MASKED), (total_ref, 0.0), (acc_ref, 0.0))
-        )
-        m = functools.reduce(jnp.maximum, each_m)
-        weights = [jnp.exp2(each - m) for each in each_m]
-        total = sum(weight * each for weight, each in zip(weights, each_total, strict=True))
-        acc = sum(weight[:, None] * each for weight, each in zip(weights, each_acc, strict=True))
+        keep = inside[None, :] & (split < used_splits)[:, None]
+        at = ((first + split)[:, None], j, row[None, :])
+        m = pltriton.load(m_ref.at[at], mask=keep, other=_MASKED)
+        total = pltriton.load(total_ref.at[at], mask=keep, other=0.0)
+        at = ((first + split)[:, None, None], j, row[None, :, None], lane[None])
+        acc = pltriton.load(acc_ref.at[at], mask=keep[:, :, None], other=0.0)
+        weight = jnp.exp2(m - jnp.max(m, axis=0, keepdims=True))
+        total = jnp.sum(weight * total, axis=0)
+        acc = jnp.sum(weight[:, :, None] * acc, axis=0)
         out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
         at = (b, (row // group)[:, None], (j * group + row % group)[:, None], lane)
         pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside[:, None])

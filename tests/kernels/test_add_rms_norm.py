@@ -9,6 +9,7 @@ import pytest
 
 from kernels_pallas import testing
 from kernels_pallas.add_rms_norm import add_rms_norm, cases
+from tests.kernels import jitting
 
 
 def oracle(x, delta, weight, *, eps):
@@ -23,7 +24,7 @@ def test_every_case_equals_the_oracle(case, implementation):
     run = functools.partial(add_rms_norm, **static)
     exact = tuple(testing.array(each, "float32") for each in oracle(*args, **static))
     plain = exact if case.dtype == "float32" else jax.jit(run)(*args)
-    actual = jax.jit(functools.partial(run, implementation=implementation))(*args)
+    actual = jitting.jit(add_rms_norm, implementation, **static)(*args)
     assert testing.compare_results(actual, plain, exact) is None
 
 

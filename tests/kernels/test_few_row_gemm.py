@@ -9,6 +9,7 @@ import pytest
 
 from kernels_pallas import dispatch, testing
 from kernels_pallas.few_row_gemm import cases, few_row_gemm, triton
+from tests.kernels import jitting
 
 H200 = dispatch.Device("gpu", "NVIDIA H200", (9, 0))
 
@@ -28,7 +29,7 @@ def test_every_case_equals_the_oracle(case, implementation):
     run = functools.partial(few_row_gemm, **static)
     exact = testing.array(oracle(*args, **static), "float32")
     plain = exact if case.dtype == "float32" else jax.jit(run)(*args)
-    actual = jax.jit(functools.partial(run, implementation=implementation))(*args)
+    actual = jitting.jit(few_row_gemm, implementation, **static)(*args)
     assert testing.compare_results(actual, plain, exact) is None
 
 

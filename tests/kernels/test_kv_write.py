@@ -9,12 +9,11 @@ import pytest
 
 from kernels_pallas import dispatch, testing
 from kernels_pallas.kv_write import cases, kv_write, triton
-from tests.kernels import kv_oracle
+from tests.kernels import jitting, kv_oracle
 
 
 def write(args, implementation, **static):
-    run = functools.partial(kv_write, **static, implementation=implementation)
-    return jax.jit(run)(*args)
+    return jitting.jit(kv_write, implementation, **static)(*args)
 
 
 @functools.cache

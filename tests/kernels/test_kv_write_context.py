@@ -2,19 +2,17 @@ from __future__ import annotations
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kernels_pallas import testing
 from kernels_pallas.kv_write_context import cases, kv_write_context
-from tests.kernels import kv_oracle
+from tests.kernels import jitting, kv_oracle
 
 
 def write(args, implementation, **static):
-    run = functools.partial(kv_write_context, **static, implementation=implementation)
-    return jax.jit(run)(*args)
+    return jitting.jit(kv_write_context, implementation, **static)(*args)
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=[case.name for case in cases.CASES])

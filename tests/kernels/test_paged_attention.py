@@ -12,13 +12,15 @@ from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch, testing
 from kernels_pallas.paged_attention import cases, paged_attention, triton
-from tests.kernels import attention_oracle
+from tests.kernels import attention_oracle, jitting
+
+jitted = functools.cache(functools.partial(jitting.jit, paged_attention))
 
 
 def attend(args, implementation, **static):
-    return jax.jit(functools.partial(paged_attention, **static, implementation=implementation))(
-        *args
-    )
+    if "block_mask" in static:  # an array: it makes no key
+        return jitting.jit(paged_attention, implementation, **static)(*args)
+    return jitted(implementation, **static)(*args)
 
 
 @functools.cache
@@ -39,7 +41,8 @@ def test_every_case_equals_the_oracle(case, implementation):
 
 def small(**changes):
     case = cases.Case("small", (5, 18), block=4, columns=4)._replace(**changes)
-    return cases.make_inputs(case)
+    args, static = cases.make_inputs(case)
+    return args, {**static, "scale": 0.5}
 
 
 def test_nan_later_in_the_block_does_not_reach_earlier_queries(implementation):
@@ -70,9 +73,16 @@ def test_a_query_whose_mask_is_empty_gets_zero(implementation):
 
 def test_scale_is_the_given_one(implementation):
     args, static = small()
-    out = attend(args, implementation, scale=0.5, **static)
-    exact = testing.array(attention_oracle.attend(*args, scale=0.5, **static), "float32")
-    assert testing.compare_results(out, exact, exact) is None
+    exact = testing.array(attention_oracle.attend(*args, **static), "float32")
+    assert testing.compare_results(attend(args, implementation, **static), exact, exact) is None
+
+
+def test_in_a_window_of_one_a_query_sees_only_itself(implementation):
+    (q, kv_pages, page_table, lens), static = small(window=1)
+    out = attend((q, kv_pages, page_table, lens), implementation, **static)
+    for i in range(4):
+        page, offset = page_table[1, (18 + i) // 16], (18 + i) % 16
+        np.testing.assert_array_equal(out[1, i], kv_pages[page, 1, :, offset].repeat(2, axis=0))
 
 
 def test_sixty_four_bit_types_change_nothing(implementation):
@@ -151,12 +161,10 @@ def test_rows_of_any_raggedness_are_put_together_again():
     case = cases.Case("ragged", (0, 100, 3, 31, 64), 2, columns=8)
     args, static = cases.make_inputs(case)
     exact = testing.array(attention_oracle.attend(*args, **static), "float32")
-    run = functools.partial(
-        triton.paged_attention, **static, scale=0.125, block_mask=None, interpret=True
-    )
-    for shares in (1, 5):
-        out = jax.jit(functools.partial(run, config=triton.Config(16, 16, shares, 4, 2, 4)))(*args)
-        assert testing.compare_results(out, exact, exact) is None
+    config = triton.Config(16, 16, shares=5, num_warps=4, num_stages=2, tile_merge=4)
+    run = functools.partial(triton.paged_attention, **static, config=config)
+    out = jax.jit(functools.partial(run, scale=0.125, block_mask=None, interpret=True))(*args)
+    assert testing.compare_results(out, exact, exact) is None
 
 
 def test_a_window_and_a_block_mask_exclude_each_other():
