@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A user's mistake is one sentence on stderr and status 2.
     """
-    if hasattr(sys.stdout, "reconfigure"):
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
     try:
         status = _run(sys.argv[1:] if argv is None else argv)

@@ -185,6 +185,7 @@ class LLM:
                 refuses the messages.
         """
         several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = messages if several else [messages]
         encoded = [
             encode_chat(
                 self.tokenizer,
@@ -193,7 +194,7 @@ class LLM:
                 enable_thinking=enable_thinking,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            for conversation in (messages if several else [messages])
+            for conversation in conversations
         ]
         return self._generate(encoded, sampling_params, use_tqdm)
 

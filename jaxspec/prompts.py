@@ -25,8 +25,8 @@ class EncodedPrompt:
     text: str | None
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> EncodedPrompt:
-    """Turns text or token ids into a prompt.
+def encode_prompt(tokenizer: Tokenizer, prompt: Any) -> EncodedPrompt:
+    """Turns a `Prompt`, text or token ids, into what the engine takes.
 
     Raises:
         RequestError: it is neither, or the text is not valid.
@@ -81,7 +81,7 @@ def encode_chat(
     return EncodedPrompt(_checked(lambda: tokenizer.encode(text, add_special_tokens=False)), text)
 
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+def as_list(prompts: Any) -> Sequence[Prompt]:
     """One prompt or several as several; a flat list of numbers is one prompt of token ids."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]

@@ -24,10 +24,10 @@ def count_compilations() -> Iterator[Compilations]:
     """Counts what is compiled inside the block."""
     found = Compilations()
 
-    def listen(event: str, duration_s: float, **_: str | int) -> None:
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == _EVENT:
             found.count += 1
-            found.duration_s += duration_s
+            found.duration_s += duration_secs
 
     monitoring.register_event_duration_secs_listener(listen)
     try:

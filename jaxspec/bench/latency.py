@@ -35,16 +35,17 @@ def run(settings: Settings) -> Result:
         settings.on_progress(f"measuring {drafter}", 0, 0)
         requests = make_requests(rig, settings.num_prompts, max_tokens=settings.max_tokens)
         work = run_workload(engine, requests, concurrency=1)
-        first = [1e3 * output.metrics.time_to_first_token_s for output in work.outputs]
+        first = [output.metrics.time_to_first_token_s for output in work.outputs]
         rates = [decode_tokens_per_s(output) for output in work.outputs]
-        token = [1e3 / rate for rate in rates if rate is not None]
+        first_ms = [1e3 * seconds for seconds in first if seconds is not None]
+        token_ms = [1e3 / rate for rate in rates if rate is not None]
         rows.append(
             {
                 **describe(rig),
-                "first_token_ms_p50": _percentile(first, 50),
-                "first_token_ms_p95": _percentile(first, 95),
-                "token_ms_p50": _percentile(token, 50),
-                "token_ms_p95": _percentile(token, 95),
+                "first_token_ms_p50": _percentile(first_ms, 50),
+                "first_token_ms_p95": _percentile(first_ms, 95),
+                "token_ms_p50": _percentile(token_ms, 50),
+                "token_ms_p95": _percentile(token_ms, 95),
                 "mean_accept_length": mean_accept_length(work.stats),
                 "num_compilations": work.num_compilations,
                 **sums_of(work),

@@ -9,10 +9,10 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import jax
-import jaxlib
 from rich.console import Console
 from rich.table import Table
 
@@ -71,7 +71,7 @@ def facts() -> dict[str, Any]:
             "jaxspec": __version__,
             "python": platform.python_version(),
             "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
+            "jaxlib": version("jaxlib"),
         },
     }
 

@@ -82,6 +82,7 @@ def start(settings: Settings, drafter: str, compiled: Path) -> Start:
             command, env=environment, stdout=subprocess.PIPE, stderr=errors, bufsize=0
         ) as process,
     ):
+        assert process.stdout is not None
         process.stdout.read(1)
         first_token_s = time.perf_counter() - before
         process.stdout.read()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 from dataclasses import replace
@@ -61,11 +60,13 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
             print_choices(llm)
         stream = llm.stream({"prompt_token_ids": prompt.token_ids}, params)
         progress("compiling", 0, 0)
-        first = next(stream)
-    for delta in itertools.chain([first], stream):
+        delta = next(stream)
+    while True:
         if not args.json:
             write(delta.text)
-    return _report(llm, stream.output, text, as_json=args.json)
+        if delta.finished:
+            return _report(llm, delta.output, text, as_json=args.json)
+        delta = next(stream)
 
 
 def _load(
@@ -91,7 +92,7 @@ def _load(
             messages.insert(0, {"role": "system", "content": args.system})
         prompt = encode_chat(opened.tokenizer, messages, enable_thinking=args.enable_thinking)
     if config.max_model_len is None:
-        fitting = fitting_context(len(prompt.token_ids) + params.max_tokens)
+        fitting = fitting_context(len(prompt.token_ids) + (params.max_tokens or 0))
         longest = opened.checkpoint.config.max_position_embeddings
         config = replace(config, max_model_len=min(fitting, longest))
     llm = LLM.from_config(

@@ -48,7 +48,7 @@ class Assembled:
     """
 
     engine: Engine
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer
     geometry: Geometry
     model_config: ModelConfig
     drafter_name: str

@@ -19,7 +19,7 @@ from jaxspec.request import (
 class Detokenizer(Protocol):
     """Turns token ids into text piece by piece; never hands out half a character."""
 
-    def push(self, token_ids: list[int]) -> str:
+    def push(self, token_ids: list[int], /) -> str:
         """Adds tokens and returns the text that has become certain."""
 
     def flush(self) -> str:
