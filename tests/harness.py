@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from jaxspec.drafters.none import build_none
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import Steps, build_steps
+from jaxspec.models.base import Target
 from jaxspec.request import Request, RequestOutput, SamplingParams
 from tests import oracle
 from tests.fakes import (
@@ -34,20 +36,21 @@ BLOCK = 8
 SLOTS = 3
 TILE = 4
 DISPATCH = 4 * TILE  # prompt tokens that one prefill dispatch holds
+LOOP_STEPS = 3
 SCRIPT = (3, 0, 7, 1, 5, 2, 6, 4)
 
 
 def make_geometry(**changes) -> Geometry:
     """Context 32, block 8, page 4 as in the fault table; one bucket each, so one program a kind.
 
-    Three slots in batches of four rows: a padding row stands in every batch.
+    Three slots in batches of four rows: a padding row stands in every batch. The page table has
+    room for loops of `LOOP_STEPS`, so that engines with and without them share their programs.
     """
     block = changes.pop("block_size", BLOCK)
-    steps = changes.pop("decode_steps", 1)
     slots = changes.pop("num_slots", SLOTS)
     max_len = changes.pop("max_model_len", CONTEXT)
     page = changes.pop("page_size", PAGE)
-    per_slot = -(-(max_len + 2 * block * steps) // page)
+    per_slot = -(-(max_len + 2 * block * LOOP_STEPS) // page)
     values = dict(
         vocab_size=VOCAB,
         num_slots=slots,
@@ -59,7 +62,7 @@ def make_geometry(**changes) -> Geometry:
         prefill_tile=TILE,
         prefill_buckets=(4,),
         batch_buckets=(slots + 1,),
-        decode_steps=steps,
+        decode_steps=1,
         max_stop_ids=4,
         poison=True,
     )
@@ -104,7 +107,7 @@ def make_engine(
     script = script_of(accepts)
     params = ModelParams(table, ScriptedParams(jnp.asarray(script), table))
     steps = {
-        greedy: build_steps(geometry, target, drafter, greedy=greedy, split=split)
+        greedy: shared_steps(geometry, target, drafter, greedy=greedy, split=split)
         for greedy in (True, False)
     }
     return Engine(
@@ -116,6 +119,23 @@ def make_engine(
         make_detokenizer=make_detokenizer,
         overlap=overlap,
     )
+
+
+def shared_steps(
+    geometry: Geometry, target: Target, drafter: Drafter, *, greedy: bool, split: bool
+) -> Steps:
+    """`build_steps`, where programs that do not depend on a setting are built without it.
+
+    Loops and buckets concern the host, forcing the decode step alone; compiling is what tests
+    spend their time on.
+    """
+    own = build_steps(geometry, target, drafter, greedy=greedy, split=split)
+    plain = dict(decode_steps=1, prefill_buckets=(4,), batch_buckets=(4,))
+    common = dataclasses.replace(geometry, **plain)
+    decode = build_steps(common, target, drafter, greedy=greedy, split=split).decode
+    unforced = dataclasses.replace(common, force_accept=None)
+    prefill = build_steps(unforced, target, drafter, greedy=greedy).prefill
+    return Steps(prefill=prefill, decode=decode, decode_loop=own.decode_loop)
 
 
 def script_of(accepts: Sequence[int] | int) -> np.ndarray:

@@ -18,6 +18,8 @@ from jaxspec.sampling import (
 VOCAB = 16
 _filter_mask = jax.jit(filter_mask)
 _sample_tokens = jax.jit(sample_tokens)
+_position_gumbel = jax.jit(position_gumbel, static_argnums=2)
+DRAWS, FEW = 20_000, 6  # one shape for all long series: compiling takes the time
 
 
 def rows_with(*settings, key=(7, 9)):
@@ -97,25 +99,27 @@ def test_filters_keep_what_sorting_keeps(kind):
             assert np.asarray(kept[b, n]).tolist() == expected.tolist(), (setting, scores[b, n])
 
 
+def kept_of(scores, **setting):
+    """Ids that the filters keep of one position, in a batch of the shape above."""
+    scores = jnp.asarray(scores + [-9.0] * (VOCAB - len(scores)), jnp.float32)
+    batch = jnp.broadcast_to(scores, (len(SETTINGS), 4, VOCAB))
+    kept = _filter_mask(batch, rows_with(*[setting] * len(SETTINGS)))
+    return np.flatnonzero(kept[0, 0]).tolist()
+
+
 def test_equal_scores_stay_together():
-    scores = jnp.asarray([[[1.0, 3.0, 3.0, 3.0, 0.0, -1.0] + [-9.0] * 10]])
-    kept = _filter_mask(scores, rows_with({"top_k": 2}))
-    assert np.flatnonzero(kept[0, 0]).tolist() == [1, 2, 3]
+    assert kept_of([1.0, 3.0, 3.0, 3.0, 0.0], top_k=2) == [1, 2, 3]
 
 
 def test_zero_and_minus_zero_are_equal_scores():
-    scores = jnp.asarray([[[0.0, -0.0, -1.0, 0.0] + [-9.0] * 12]])
-    kept = _filter_mask(scores, rows_with({"top_k": 1}))
-    assert np.flatnonzero(kept[0, 0]).tolist() == [0, 1, 3]
+    assert kept_of([0.0, -0.0, -1.0, 0.0], top_k=1) == [0, 1, 3]
 
 
 def test_top_p_counts_what_top_k_kept():
     # Of 0.4, 0.3, 0.2, 0.1, top-k 2 leaves 4/7 and 3/7: top-p 0.5 is met by the first alone.
-    scores = jnp.log(jnp.asarray([[[0.4, 0.3, 0.2, 0.1] + [1e-9] * 12]], jnp.float32))
-    both = _filter_mask(scores, rows_with({"top_k": 2, "top_p": 0.5}))
-    alone = _filter_mask(scores, rows_with({"top_p": 0.5}))
-    assert np.flatnonzero(both[0, 0]).tolist() == [0]
-    assert np.flatnonzero(alone[0, 0]).tolist() == [0, 1]
+    scores = np.log([0.4, 0.3, 0.2, 0.1]).tolist()
+    assert kept_of(scores, top_k=2, top_p=0.5) == [0]
+    assert kept_of(scores, top_p=0.5) == [0, 1]
 
 
 def logits_of(batch, positions, seed=0):
@@ -142,37 +146,42 @@ def test_greedy_rows_beside_sampled_ones_equal_argmax():
     chex.assert_shape(tokens, (3, 4))
     chex.assert_type(tokens, token_dtype())
     assert tokens[[0, 2]].tolist() == logits[[0, 2]].argmax(-1).tolist()
-    alone = _sample_tokens(
-        jnp.asarray(logits[1:2]), positions[1:2], rows_with({"temperature": 0.7})
-    )
-    assert tokens[1].tolist() == alone[0].tolist()
+    order = np.array([1, 0, 2])
+    moved = rows_with({"temperature": 0.7}, {"temperature": 0.0}, {"temperature": 0.0})
+    tokens_moved = _sample_tokens(jnp.asarray(logits[order]), positions[order], moved)
+    assert tokens[1].tolist() == tokens_moved[0].tolist()
+
+
+def series(logits, **setting):
+    """A token for each of DRAWS positions with the same logits f32[FEW]."""
+    logits = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (1, DRAWS, FEW))
+    positions = jnp.arange(DRAWS, dtype=jnp.int32)[None]
+    return np.asarray(_sample_tokens(logits, positions, rows_with(setting, key=(0, 11))))[0]
 
 
 def test_filtered_tokens_are_never_chosen():
-    logits = logits_of(1, 512)
-    logits = jnp.broadcast_to(logits[:, :1], logits.shape)
-    positions = jnp.arange(512, dtype=jnp.int32)[None]
-    tokens = np.asarray(_sample_tokens(logits, positions, rows_with({"top_k": 3})))
-    assert set(tokens[0].tolist()) == set(np.argsort(np.asarray(logits[0, 0]))[-3:].tolist())
+    assert set(series([0.0, 2.0, 1.0, -1.0, 1.5, 0.5], top_k=3).tolist()) == {1, 2, 4}
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-37, 1e-42])
 def test_a_tiny_temperature_means_greedy_not_overflow(temperature):
-    logits = logits_of(1, 4) * 30
-    positions = jnp.arange(4, dtype=jnp.int32)[None]
-    tokens = _sample_tokens(
-        logits, positions, rows_with({"temperature": temperature, "top_p": 0.9})
-    )
-    assert tokens.tolist() == greedy_tokens(logits).tolist()
+    logits = logits_of(3, 4) * 30
+    positions = jnp.arange(12, dtype=jnp.int32).reshape(3, 4)
+    rows = rows_with(*[{"temperature": temperature, "top_p": 0.9}] * 3)
+    tokens = _sample_tokens(logits, positions, rows)
+    assert tokens.tolist() == np.asarray(logits).argmax(-1).tolist()
+
+
+def noise_of(keys, positions):
+    keys, positions = jnp.asarray(keys, jnp.uint32), jnp.asarray(positions, jnp.int32)
+    return _position_gumbel(keys, positions, VOCAB)
 
 
 def test_noise_depends_on_key_and_position_alone():
     """F30: the same beside other rows, in another row, in another place of the block."""
     key, other = (1, 2), (3, 4)
-    alone = position_gumbel(jnp.asarray([key], jnp.uint32), jnp.asarray([[41]], jnp.int32), VOCAB)
-    keys = jnp.asarray([other, key, other], jnp.uint32)
-    positions = jnp.asarray([[41, 3], [7, 41], [0, 1]], jnp.int32)
-    among = position_gumbel(keys, positions, VOCAB)
+    alone = noise_of([key, key, key], [[41, 41], [41, 41], [41, 41]])
+    among = noise_of([other, key, other], [[41, 3], [7, 41], [0, 1]])
     chex.assert_shape(among, (3, 2, VOCAB))
     chex.assert_type(among, jnp.float32)
     assert among[1, 1].tolist() == alone[0, 0].tolist()
@@ -181,11 +190,10 @@ def test_noise_depends_on_key_and_position_alone():
 
 
 def test_noise_does_not_depend_on_x64():
-    keys, positions = np.array([[1, 2]], np.uint32), np.array([[5, 900]], np.int32)
     noise = []
     for x64 in (False, True):
         with jax.enable_x64(x64):
-            noise.append(position_gumbel(jnp.asarray(keys), jnp.asarray(positions), VOCAB).tolist())
+            noise.append(noise_of([(1, 2)] * 3, [[5, 900]] * 3).tolist())
     assert noise[0] == noise[1]
 
 
@@ -194,19 +202,16 @@ def test_noise_does_not_depend_on_x64():
 )
 def test_tokens_are_distributed_as_the_processed_logits(setting):
     """Chi-square at a fixed seed, 20,000 positions: below the 0.999 quantile."""
-    draws = 20_000
     logits = np.array([2.0, 1.0, 0.5, 0.0, -1.0, 1.5], np.float32)
-    positions = jnp.arange(draws, dtype=jnp.int32)[None]
-    tiled = jnp.broadcast_to(jnp.asarray(logits), (1, draws, len(logits)))
-    tokens = np.asarray(_sample_tokens(tiled, positions, rows_with(setting, key=(0, 11))))
+    tokens = series(logits, **setting)
     scores = logits / setting.get("temperature", 1.0)
     filters = {name: value for name, value in setting.items() if name != "temperature"}
     kept = reference_mask(scores, **filters)
     probs = np.where(kept, np.exp(scores), 0.0)
     probs /= probs.sum()
-    counts = np.bincount(tokens[0], minlength=len(logits))
+    counts = np.bincount(tokens, minlength=FEW)
     assert not counts[~kept].any()
-    expected = probs[kept] * draws
+    expected = probs[kept] * DRAWS
     chi_square = float(((counts[kept] - expected) ** 2 / expected).sum())
     quantiles_999 = {2: 10.83, 3: 13.82, 4: 16.27, 5: 18.47, 6: 20.52}
     assert chi_square < quantiles_999[int(kept.sum())]
@@ -214,12 +219,9 @@ def test_tokens_are_distributed_as_the_processed_logits(setting):
 
 def test_neighbouring_positions_are_independent():
     """Chi-square of pairs over a vocabulary of 3."""
-    draws = 9_000
-    logits = jnp.broadcast_to(jnp.zeros(3, jnp.float32), (1, draws, 3))
-    positions = jnp.arange(draws, dtype=jnp.int32)[None]
-    tokens = np.asarray(_sample_tokens(logits, positions, rows_with({}, key=(5, 6))))[0]
+    tokens = series([0.0, 0.0, 0.0, -np.inf, -np.inf, -np.inf])
     counts = np.bincount(tokens[:-1] * 3 + tokens[1:], minlength=9)
-    expected = (draws - 1) / 9
+    expected = (DRAWS - 1) / 9
     assert ((counts - expected) ** 2 / expected).sum() < 26.12  # 8 degrees of freedom, 0.999
 
 

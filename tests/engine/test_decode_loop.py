@@ -8,6 +8,7 @@ import pytest
 from jaxspec.engine.engine import pack_decode
 from tests.fakes import PieceDetokenizer, letters
 from tests.harness import (
+    LOOP_STEPS,
     SCRIPT,
     check,
     drain,
@@ -19,8 +20,7 @@ from tests.harness import (
     tokens_of,
 )
 
-STEPS = 3
-LOOP = dict(decode_steps=STEPS)
+LOOP = dict(decode_steps=LOOP_STEPS)
 
 
 def engine_after_prefill(asked):
@@ -49,7 +49,7 @@ def run_both_ways(limits):
     assert packed.tolist() == same.tolist()
     loop_state, loop_output = loop._steps[True].decode_loop(loop._params, loop._state, packed)
     state, outputs = single._state, []
-    for _ in range(STEPS):
+    for _ in range(LOOP_STEPS):
         state, output = single._steps[True].decode(single._params, state, packed)
         outputs.append(np.asarray(output))
     return packed, (loop_state, np.asarray(loop_output)), (state, np.stack(outputs))

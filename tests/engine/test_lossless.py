@@ -117,7 +117,7 @@ def test_outputs_are_cumulative():
 
 
 @pytest.mark.parametrize(
-    ("drafter", "sampled"), [("scripted", True), ("ngram", False)], ids=["scripted", "ngram"]
+    ("drafter", "sampled"), [("scripted", False), ("none", True)], ids=["greedy", "sampled"]
 )
 def test_64_bit_types_change_nothing(drafter, sampled):
     asked = [each for each in workload(sampled) if sampled != each.params.greedy]

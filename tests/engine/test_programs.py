@@ -1,5 +1,6 @@
 """What the compiled programs promise: compiled once, donated, in place, one read a step."""
 
+import dataclasses
 import functools
 import re
 
@@ -19,6 +20,7 @@ from jaxspec.models import build_target
 from tests.fakes import build_table_target
 from tests.harness import (
     BLOCK,
+    LOOP_STEPS,
     PAGE,
     check,
     drafter_named,
@@ -209,7 +211,7 @@ def decode_batch(geometry, size=4):
 @pytest.mark.parametrize("kind", ["prefill", "decode", "decode_loop"])
 def test_the_toy_programs_work_in_place(kind):
     """F33: no copy of the pool, and the bytes of the whole state aliased."""
-    engine = make_engine(decode_steps=3)
+    engine = make_engine(decode_steps=LOOP_STEPS)
     geometry = engine.geometry
     packed = empty_prefill_batch(4, geometry) if kind == "prefill" else decode_batch(geometry)
     step = getattr(engine._steps[True], kind)
@@ -231,10 +233,13 @@ def test_the_split_programs_work_in_place():
     assert_split_in_place(engine.geometry, *models_of("scripted"), engine._params, engine._state)
 
 
+LLAMA = dataclasses.replace(checkpoints.CONFIGS["llama"], num_layers=1)
+
+
 @functools.cache
 def tiny_llama():
     """A real Llama of random weights behind the n-gram drafter: (geometry, target, drafter)."""
-    config = checkpoints.CONFIGS["llama"]
+    config = LLAMA
     geometry = make_geometry(vocab_size=config.vocab_size, decode_steps=2, num_pages=51)
     target = build_target(
         config, feature_layers=(), page_size=PAGE, dtype=jnp.dtype("float32"), kernels=Kernels()
@@ -245,8 +250,7 @@ def tiny_llama():
 @pytest.mark.parametrize("kind", ["prefill", "decode", "decode_loop", "split"])
 def test_the_programs_of_a_real_model_work_in_place(kind):
     geometry, target, drafter = tiny_llama()
-    config = checkpoints.CONFIGS["llama"]
-    params = ModelParams(checkpoints.target_params(checkpoints.load("llama"), config), ())
+    params = ModelParams(checkpoints.target_params(checkpoints.load("llama"), LLAMA), ())
     state = init_state(geometry, target, drafter)
     if kind == "split":
         assert_split_in_place(geometry, target, drafter, params, state)

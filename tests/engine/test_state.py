@@ -37,7 +37,7 @@ def packed_tile(**changes):
         tokens=np.array([4, 5, 6], np.int32),
         next_id=9,
         limits_row=limits_row,
-        page_row=np.arange(1, 13, dtype=np.int32),
+        page_row=np.arange(1, 21, dtype=np.int32),
     )
     return packed
 
@@ -47,7 +47,7 @@ def test_a_prefill_tile_arrives_as_it_was_packed(x64):
     chex.assert_type(batch.token_ids, token_dtype())
     chex.assert_type([batch.rows, batch.lens, batch.num_valid, batch.page_table], jnp.int32)
     chex.assert_shape(batch.token_ids, (2, TILE))
-    chex.assert_shape(batch.page_table, (2, 12))
+    chex.assert_shape(batch.page_table, (2, 20))
     chex.assert_shape(batch.limits.stop_ids, (2, 4))
     assert batch.rows.tolist() == [3, 0]
     assert batch.lens.tolist() == [8, 0]
@@ -55,7 +55,7 @@ def test_a_prefill_tile_arrives_as_it_was_packed(x64):
     assert batch.is_final.tolist() == [False, False]
     assert batch.next_ids.tolist() == [9, 0]
     assert batch.token_ids.tolist() == [[4, 5, 6, 0], [0, 0, 0, 0]]
-    assert batch.page_table.tolist() == [list(range(1, 13)), [0] * 12]
+    assert batch.page_table.tolist() == [list(range(1, 21)), [0] * 20]
 
 
 def test_limits_travel_by_bit_pattern(x64):
@@ -76,7 +76,7 @@ def test_limits_travel_by_bit_pattern(x64):
 def test_the_last_tile_of_a_prompt_is_final():
     packed = empty_prefill_batch(1, GEOMETRY)
     limits_row = np.zeros(11, np.int32)
-    page_row = np.zeros(12, np.int32)
+    page_row = np.zeros(20, np.int32)
     tokens = np.array([4], np.int32)
     common = dict(row=1, start=0, tokens=tokens, limits_row=limits_row, page_row=page_row)
     for next_id, is_final in ((None, True), (0, False)):

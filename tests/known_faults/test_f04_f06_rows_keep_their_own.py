@@ -47,6 +47,21 @@ def test_a_long_prompt_in_pieces_beside_waiting_rows():
     assert_as_scripted(outputs)
 
 
+def test_a_piece_of_a_prompt_writes_no_row_of_the_relay():
+    """F4: only the piece in which the prompt ends does."""
+    engine = make_engine()
+    engine.add_request(request("long", list(range(25))))
+    engine._admit()
+    relay_and_limits = (engine._state.future_map, engine._state.limits)
+    before = jax.device_get(jax.tree.map(lambda leaf: leaf[1:], relay_and_limits))
+    engine._dispatch_prefill()
+    relay_and_limits = (engine._state.future_map, engine._state.limits)
+    after = jax.device_get(jax.tree.map(lambda leaf: leaf[1:], relay_and_limits))
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert old.tolist() == new.tolist()
+    drain(engine)
+
+
 def rows_of_state(state, table, slot):
     """All that the state holds of a slot: its rows, and the KV in its pages."""
     pages = table[slot][table[slot] > 0]
