@@ -61,6 +61,8 @@ HOST_ONLY = [
     "jaxspec.weights.mapping",
     "jaxspec.models.config",
     "jaxspec.drafters.dflash_config",
+    "jaxspec.drafters.eagle_config",
+    "jaxspec.drafters.multi_layer_eagle_config",
     "jaxspec.engine.draft_input",
     "jaxspec.engine.sequence",
     "jaxspec.engine.commit",
