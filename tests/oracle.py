@@ -13,7 +13,6 @@ from jaxspec.request import SamplingParams
 from jaxspec.sampling import SamplingRows, sample_tokens
 from tests.fakes import EOS, MODULUS, NUM_STATES, checksum, make_table
 
-
 _sample = jax.jit(sample_tokens)
 
 
