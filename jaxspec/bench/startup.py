@@ -20,6 +20,7 @@ COLUMNS = (
     Column("start", "start"),
     Column("first_token_s", "first token s", number(1)),
     Column("wall_s", "whole command s", number(1)),
+    Column("cpu_s", "CPU s", number(1)),
     Column("peak_mb", "peak memory MB", number(0)),
 )
 _PROMPT = "What is the capital of France?"
@@ -30,6 +31,7 @@ class Start(NamedTuple):
 
     first_token_s: float
     wall_s: float
+    cpu_s: float
     peak_mb: float
 
 
@@ -93,5 +95,6 @@ def start(settings: Settings, drafter: str, compiled: Path) -> Start:
             errors.seek(0)
             last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
             raise ConfigError(f"{' '.join(command)} failed: {''.join(last)}")
-    # Linux counts in KiB.
-    return Start(first_token_s, wall_s, usage.ru_maxrss * 1024 / 1e6)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    # Linux counts memory in KiB.
+    return Start(first_token_s, wall_s, cpu_s, usage.ru_maxrss * 1024 / 1e6)

@@ -145,6 +145,7 @@ def test_a_start_is_timed_in_a_process_of_its_own(folder, tmp_path):
     compiled = tmp_path / "compiled"
     measured = startup.start(settings, "none", compiled)
     assert 0 < measured.first_token_s <= measured.wall_s
+    assert measured.cpu_s > 0
     assert measured.peak_mb > 50
     assert any(path.name.startswith("jit_decode_step") for path in compiled.iterdir())
 
@@ -154,7 +155,7 @@ def test_a_cold_start_is_held_against_the_median_of_warm_ones(bench, monkeypatch
 
     def start(settings, drafter, compiled):
         folders.append(compiled)
-        return startup.Start(next(times), 10.0, 600.0)
+        return startup.Start(next(times), 10.0, 12.0, 600.0)
 
     monkeypatch.setattr(startup, "start", start)
     cold, warm = rows_of(bench, "startup", "--repeats", "3")
