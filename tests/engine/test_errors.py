@@ -58,12 +58,9 @@ def test_a_fault_of_the_relay_is_raised_and_ends_its_request_alone(change, messa
         engine.add_request(asked)
     outputs = {output.request_id: output for output in engine.step()}
     change_relay(engine, change)
-    steps = 0
     with pytest.raises(RelayError, match=f"^{message}") as caught:
-        while True:
-            steps += 1
+        for _ in range(2):  # one step later at most
             outputs |= {output.request_id: output for output in engine.step()}
-    assert steps <= 2, "one step later at most"
     failed = {output.request_id: output for output in caught.value.outputs}["first"]
     assert failed.finished
     assert failed.outputs[0].finish_reason is FinishReason.ERROR
