@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from kernels_pallas import testing
 from kernels_pallas.kv_write_context import cases, kv_write_context
 from tests.kernels import jitting, kv_oracle
 
+jitted = functools.cache(functools.partial(jitting.jit, kv_write_context))
 
-def write(args, implementation, **static):
-    return jitting.jit(kv_write_context, implementation, **static)(*args)
+
+def write(args, implementation, *, k_norm, **static):
+    return jax.tree.map(np.asarray, jitted(implementation, **static)(*args, k_norm=k_norm))
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=[case.name for case in cases.CASES])
@@ -46,17 +49,26 @@ def test_all_layers_are_one_launch_in_place():
 
 def test_shapes_and_dtypes_are_checked():
     (kv, pages, kv_locs, positions, inv_freq), static = small()
+    run = functools.partial(kv_write_context, **static)
+    other = jax.ShapeDtypeStruct(pages[1].shape, jnp.bfloat16)
     wrong = [
-        (kv[:, :, :, :1], pages, kv_locs, positions, inv_freq),
+        (cut(kv, 3), pages, kv_locs, positions, inv_freq),
         (kv, pages[:1], kv_locs, positions, inv_freq),
-        (kv, (pages[0], pages[1][:1]), kv_locs, positions, inv_freq),
-        (kv, (pages[0], pages[1].astype(jnp.bfloat16)), kv_locs, positions, inv_freq),
-        (kv, pages, kv_locs, positions[:1], inv_freq),
-        (kv, pages, kv_locs.astype(jnp.float32), positions, inv_freq),
-        (kv, pages, kv_locs, positions, inv_freq[1:]),
+        (kv, (pages[0], cut(pages[1], 0)), kv_locs, positions, inv_freq),
+        (kv, (pages[0], other), kv_locs, positions, inv_freq),
+        (kv, pages, kv_locs, cut(positions, 0), inv_freq),
+        (kv, pages, cut(kv_locs, 1), positions, inv_freq),
+        (kv, pages, kv_locs, positions, cut(inv_freq, 0)),
     ]
     for args in wrong:
         with pytest.raises(AssertionError):
-            kv_write_context(*args, **static)
+            jax.eval_shape(run, *args)
     with pytest.raises(AssertionError):
-        kv_write_context(kv, pages, kv_locs, positions, inv_freq, k_norm=jnp.ones((1, 64)))
+        run = functools.partial(run, k_norm=cut(static["k_norm"], 0))
+        jax.eval_shape(run, kv, pages, kv_locs, positions, inv_freq)
+
+
+def cut(x, axis):
+    """x's shape, one shorter along an axis."""
+    shape = [size - (i == axis) for i, size in enumerate(x.shape)]
+    return jax.ShapeDtypeStruct(shape, x.dtype)
