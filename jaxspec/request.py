@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any
 
 DEFAULT_MAX_TOKENS = 16
@@ -77,6 +78,11 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        for name in ("temperature", "top_p", "min_p"):
+            _check_type(name, getattr(self, name), Real, "a number")
+        for name in ("top_k", "seed", "max_tokens"):
+            if name == "top_k" or getattr(self, name) is not None:
+                _check_type(name, getattr(self, name), Integral, "a whole number")
         _check_range("temperature", self.temperature, 0.0, None)
         _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
@@ -103,6 +109,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True where the highest logit is taken, whatever the filters say."""
         return self.temperature == 0.0
+
+
+def _check_type(name: str, value: object, kind: type, words: str) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise RequestError(f"{name} is {value!r}; it must be {words}")
 
 
 def _check_range(

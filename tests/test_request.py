@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from jaxspec.request import (
@@ -37,9 +38,35 @@ def test_a_value_out_of_range_is_refused(name, value, limit):
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("temperature", "0.5", "a number"),
+        ("temperature", None, "a number"),
+        ("top_p", "1", "a number"),
+        ("min_p", True, "a number"),
+        ("top_k", 2.5, "a whole number"),
+        ("top_k", None, "a whole number"),
+        ("seed", 1.0, "a whole number"),
+        ("max_tokens", 2.5, "a whole number"),
+        ("max_tokens", "16", "a whole number"),
+        ("max_tokens", False, "a whole number"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_refused(name, value, words):
+    with pytest.raises(
+        RequestError, match="^" + re.escape(f"{name} is {value!r}; it must be {words}")
+    ):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("temperature", 0.0),
+        ("temperature", 1),
+        ("temperature", np.float32(0.5)),
+        ("max_tokens", np.int64(5)),
         ("temperature", 1e9),
         ("top_p", 1e-9),
         ("top_p", 1.0),
