@@ -37,13 +37,13 @@ class Mode:
 _ALONE = {"max_num_seqs": 1, "max_model_len": 1024, "max_num_batched_tokens": 256}
 _MANY = {**_ALONE, "max_num_seqs": 8}
 MODES = {
-    "compare": Mode("plain decoding against drafters (the default)", _ALONE),
+    "compare": Mode("plain decoding against drafters (the default)", _ALONE, repeats=3),
     "latency": Mode("what one user alone waits for", _ALONE),
     "throughput": Mode("tokens a second as more requests run at once", _MANY, num_prompts=16),
     "acceptance": Mode(
         "how far drafts agree with the model", _MANY, num_prompts=16, drafters=("ngram",)
     ),
-    "host": Mode("what the host does in a step", _MANY),
+    "host": Mode("what the host does in a step", _MANY, repeats=3),
     "forward": Mode("a step of the engine against the bare model", _ALONE),
     "prefill": Mode(
         "a prompt of 1,000 tokens against the arithmetic floor",

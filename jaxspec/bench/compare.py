@@ -47,7 +47,7 @@ def run(settings: Settings) -> Result:
         requests = make_requests(rig, settings.num_prompts, max_tokens=settings.max_tokens)
         work = run_workload(engine, requests, concurrency=rig.geometry.num_slots)
         del engine
-        times = time_steps(rig, num_requests=rig.geometry.num_slots)
+        times = time_steps(rig, num_requests=rig.geometry.num_slots, repeats=settings.repeats)
         plain = plain or work
         rows.append(
             {
@@ -75,7 +75,8 @@ def run(settings: Settings) -> Result:
         {
             "work": f"{settings.num_prompts} prompts, up to {settings.max_tokens} tokens each, "
             f"{settings.config.max_num_seqs} at once, greedy",
-            "not hidden": "ms of a step of the engine less those of its program called in a chain",
+            "not hidden": "ms of a step of the engine less those of its program called in a chain, the "
+            f"best of {settings.repeats} rounds of each",
             **{f"accept lengths of {row['drafter']}": bars(row["accept_lengths"]) for row in rows},
             **not_lossless(rows),
         },

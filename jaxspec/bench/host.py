@@ -44,7 +44,7 @@ def run(settings: Settings) -> Result:
         rounds = [host_work(rig, num_requests=count) for _ in range(settings.repeats)]
         host_ms, dispatch_ms = min(rounds)
         settings.on_progress(f"measuring the device with {drafter}", 0, 0)
-        times = time_steps(rig, num_requests=count)
+        times = time_steps(rig, num_requests=count, repeats=settings.repeats)
         rows.append(
             {
                 **describe(rig),
