@@ -75,8 +75,8 @@ def run(settings: Settings) -> Result:
         {
             "work": f"{settings.num_prompts} prompts, up to {settings.max_tokens} tokens each, "
             f"{settings.config.max_num_seqs} at once, greedy",
-            "not hidden": "ms of a step of the engine less those of its program called in a chain, the "
-            f"best of {settings.repeats} rounds of each",
+            "not hidden": "ms of a step of the engine less those of its program called in a chain, "
+            f"the best of {settings.repeats} rounds of each",
             **{f"accept lengths of {row['drafter']}": bars(row["accept_lengths"]) for row in rows},
             **not_lossless(rows),
         },

@@ -20,8 +20,9 @@ from jaxspec.engine.steps import Step
 class StepTimes(NamedTuple):
     """Milliseconds of a decode step with and without the host.
 
-    engine_ms: of the engine's loop, the median of some steps. device_ms: of the same program called in a chain,
-    so that the device never waits. host_ms: what the host computes in a step, hidden or not.
+    engine_ms: of the engine's loop, the median of some steps. device_ms: of the same program
+    called in a chain, so that the device never waits. host_ms: what the host computes in a step,
+    hidden or not.
     """
 
     engine_ms: float
