@@ -101,18 +101,22 @@ def measure_feature_scale(spec: StepSpec, target: TargetParams, rows: TokenRows)
 
     First tokens are left out: attention sinks there are larger than anything else.
     """
+    return _build_feature_scale(spec)(target, rows)
+
+
+@functools.lru_cache(maxsize=16)
+def _build_feature_scale(spec: StepSpec) -> Callable[[TargetParams, TokenRows], jax.Array]:
     dense = build_dense_forward(
         spec.target, feature_layers=spec.drafter.target_layer_ids, attention=spec.attention
     )
 
-    @jax.jit
     def scale(target: TargetParams, rows: TokenRows) -> jax.Array:
         counted = ((rows.segments > 0) & (rows.positions > 0))[..., None]
         features = dense(target, rows).features.astype(jnp.float32)
         squares = jnp.where(counted, features**2, 0.0).sum((0, 1))
         return jax.lax.rsqrt(squares / counted.sum(dtype=jnp.float32) + 1e-6)
 
-    return scale(target, rows)
+    return jax.jit(scale)
 
 
 @functools.lru_cache(maxsize=16)

@@ -125,10 +125,10 @@ def test_a_trained_block_says_what_the_served_block_says():
 
 def test_dense_features_equal_the_served_targets():
     target, packed = target_params(), random_rows()
-    dense = build_dense_forward(TARGET, feature_layers=(0, 2), with_hidden=True)
+    dense = build_dense_forward(TARGET, feature_layers=(0, 1), with_hidden=True)
     out = jax.jit(dense)(target, device_rows(packed))
     model = build_target(
-        TARGET, feature_layers=(0, 2), page_size=PAGE, dtype=jnp.dtype("float32"), kernels=Kernels()
+        TARGET, feature_layers=(0, 1), page_size=PAGE, dtype=jnp.dtype("float32"), kernels=Kernels()
     )
     forward = jax.jit(model.forward)
     for row, segment in ((0, 1), (0, 2), (1, 1)):

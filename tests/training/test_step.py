@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.training.anchors import sample_anchors
 from jaxspec.training.loss import LossSpec
 from jaxspec.training.step import (
     build_measure,
@@ -19,7 +21,7 @@ from jaxspec.training.step import (
 from jaxspec.training.target import build_dense_forward
 from tests.training.tiny import (
     BLOCK,
-    DRAFTER,
+    SHALLOW,
     TARGET,
     device_rows,
     drafter_params,
@@ -28,7 +30,10 @@ from tests.training.tiny import (
     target_params,
 )
 
-SPEC = step_spec(num_anchors=4, weight_decay=0.01)
+# All anchors of a row are drawn, so that parts of a batch see what the whole sees.
+SPEC = step_spec(num_anchors=23, weight_decay=0.01, loss=LossSpec(block_size=BLOCK, chunk=1000))
+FEW = dataclasses.replace(SPEC, num_anchors=4)
+KEY = jax.random.key(3)
 ROWS = device_rows(random_rows().take(np.arange(4)))
 
 
@@ -37,23 +42,23 @@ def scale():
     return measure_feature_scale(SPEC, target_params(), ROWS)
 
 
-def start(spec=SPEC):
-    return init_train_state(spec, drafter_params(), jnp.copy(scale()))
+def start():
+    return init_train_state(SPEC, drafter_params(SHALLOW), jnp.copy(scale()))
 
 
 def step(spec, state):
     rate = np.float32(1e-2)
-    return build_train_step(spec)(state, target_params(), ROWS, jax.random.key(3), rate)
+    return build_train_step(spec)(state, target_params(), ROWS, KEY, rate)
 
 
 def test_features_of_any_size_reach_fc_at_unit_size():
-    features = build_dense_forward(TARGET, feature_layers=DRAFTER.target_layer_ids)(
+    features = build_dense_forward(TARGET, feature_layers=SHALLOW.target_layer_ids)(
         target_params(), ROWS
     ).features
     counted = (ROWS.positions > 0) & (ROWS.segments > 0)
     some = np.asarray(features)[np.asarray(counted)] * np.asarray(scale())
     np.testing.assert_allclose((some**2).mean(0), 1.0, rtol=1e-3)
-    params = drafter_params()
+    params = drafter_params(SHALLOW)
     served = served_params(params, scale())
     np.testing.assert_allclose(
         features @ served.fc.T, (features * scale()[None, None]) @ params.fc.T, rtol=0, atol=1e-4
@@ -75,20 +80,18 @@ def test_a_step_lowers_the_loss_and_uses_up_the_state():
 
 
 def test_anchors_depend_on_key_and_step_alone():
-    (_, first), (state, again) = step(SPEC, start()), step(SPEC, start())
-    jax.tree.map(np.testing.assert_array_equal, first, again)
-    _, second = step(SPEC, state)
-    assert float(first.loss) != float(second.loss)
+    sample = jax.jit(lambda step: sample_anchors(jax.random.fold_in(KEY, step), ROWS, 4).index)
+    first, second = sample(0), sample(1)
+    assert (first != second).any()
+    _, sums = step(FEW, start())
+    _, again = step(FEW, start())
+    jax.tree.map(np.testing.assert_array_equal, sums, again)
+    assert float(sums.blocks) == 4 * len(ROWS.token_ids)
 
 
 def test_micro_batches_sum_to_one_batch():
-    """With all anchors of every row drawn, the parts see what the whole sees."""
-    every = step_spec(num_anchors=23, loss=LossSpec(block_size=BLOCK, chunk=1000))
-    whole, sums = step(every, start(every))
-    parts_spec = step_spec(
-        num_anchors=23, loss=LossSpec(block_size=BLOCK, chunk=1000), micro_batches=2
-    )
-    parts, parts_sums = step(parts_spec, start(parts_spec))
+    whole, sums = step(SPEC, start())
+    parts, parts_sums = step(dataclasses.replace(SPEC, micro_batches=2), start())
     for got, expected in zip(jax.tree.leaves(parts_sums), jax.tree.leaves(sums), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5)
     # Adam's first step is the sign of the gradient; its moments show the gradient itself.
