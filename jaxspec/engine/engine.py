@@ -169,7 +169,8 @@ class Engine:
             self._dispatch_prefill()
         self._dispatch_decode()
         num_new = len(self._in_flight) - num_before
-        keep = num_new if self._overlap else 0
+        # The newest stays on its way. A prefill beside it lands now: its first tokens are awaited.
+        keep = min(num_new, 1) if self._overlap else 0
         changed: dict[str, Sequence] = {}
         faults: list[str] = []
         while len(self._in_flight) > keep:

