@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.bench.report import Column, Result, number
-from jaxspec.bench.rig import Rig, build_engine, describe, load_rig
+from jaxspec.bench.rig import Rig, build_engine, describe, greedy_steps, load_rig
 from jaxspec.bench.settings import Settings
-from jaxspec.bench.step_times import fill_batch
+from jaxspec.bench.step_times import Recorder, fill_batch
 from jaxspec.cache.kv_pages import kv_locs_at
 from jaxspec.future_map import token_dtype
 from jaxspec.models.base import Block
@@ -69,19 +69,25 @@ def run(settings: Settings) -> Result:
 
 def in_turns(rig: Rig, num_rounds: int) -> tuple[list[float], list[float]]:
     """Seconds a step, of the engine and of the bare forward, one entry a round."""
-    engine = build_engine(rig)
+    kind = "decode" if rig.geometry.decode_steps == 1 else "decode_loop"
+    steps = greedy_steps(rig)
+    recorder = Recorder(getattr(steps, kind))
+    engine = build_engine(rig, steps._replace(**{kind: recorder}))
     num_dispatches = max(2, _NUM_STEPS // rig.geometry.decode_steps)
-    lens = fill_batch(rig, engine, rig.geometry.num_slots, room_for=num_rounds * num_dispatches + 5)
+    room = num_rounds * (num_dispatches + 1) + 5
+    lens = fill_batch(rig, engine, rig.geometry.num_slots, room_for=room)
     while engine.stats.num_decode_steps < 3:
         engine.step()
     bare = BareForward(rig, lens)
     engine_s, forward_s = [], []
     for _ in range(num_rounds):
+        engine.step()  # fills the pipeline: from here on, one step lands for one dispatched
         before = time.perf_counter()
         for _ in range(num_dispatches):
             engine.step()
         num_steps = num_dispatches * rig.geometry.decode_steps
         engine_s.append((time.perf_counter() - before) / num_steps)
+        jax.block_until_ready(recorder.state)  # the step in flight is no time of the bare forward
         forward_s.append(bare.time(_NUM_STEPS))
     return engine_s, forward_s
 

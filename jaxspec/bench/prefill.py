@@ -15,7 +15,8 @@ from jaxspec.request import Request, SamplingParams
 COLUMNS = (
     Column("drafter", "drafter"),
     Column("num_tokens", "tokens"),
-    Column("prefill_ms", "ms", number(0)),
+    Column("prefill_ms_median", "ms, median", number(0)),
+    Column("prefill_ms", "best", number(0)),
     Column("floor_ms", "floor ms", number(0)),
     Column("ratio", "ratio", number(2)),
     Column("gflops_per_s", "machine GFLOP/s", number(0)),
@@ -40,15 +41,14 @@ def run(settings: Settings) -> Result:
             rates.append(matmul_flops_per_s(rig.geometry.dtype))
             prefill_s.append(time_prefill(rig, engine))
         floor_s = prefill_flops(rig.model_config, NUM_TOKENS) / max(rates)
-        median_s = statistics.median(prefill_s)
         rows.append(
             {
                 **describe(rig),
                 "num_tokens": NUM_TOKENS,
-                "prefill_ms": 1e3 * median_s,
-                "prefill_ms_min": 1e3 * min(prefill_s),
+                "prefill_ms_median": 1e3 * statistics.median(prefill_s),
+                "prefill_ms": 1e3 * min(prefill_s),
                 "floor_ms": 1e3 * floor_s,
-                "ratio": median_s / floor_s,
+                "ratio": min(prefill_s) / floor_s,
                 "gflops_per_s": max(rates) / 1e9,
                 "gflops_per_s_median": statistics.median(rates) / 1e9,
             }
@@ -60,7 +60,7 @@ def run(settings: Settings) -> Result:
         {
             "floor": "the prompt's operations at the best rate of a 2048 x 2048 matrix product "
             "in the same run",
-            "median of": f"{settings.repeats} prompts",
+            "ratio": f"of the best of {settings.repeats} prompts to the floor",
         },
     )
 
