@@ -1,6 +1,6 @@
 """Attention of a block of queries over KV in pages: decode, verify, draft, tree and prefill.
 
-Read `reference.py`, then `triton.py`; `cases.py` names the shapes that tests and `bench.py` share.
+Read `reference.py`, `plan.py`, `triton.py`; tests and `bench.py` share the shapes of `cases.py`.
 """
 
 from __future__ import annotations

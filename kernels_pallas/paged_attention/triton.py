@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch, limits
+from kernels_pallas.paged_attention.plan import make_plan
 
 _MASKED = -1e30  # finite: a row with nothing visible yet stays free of inf - inf
 _LOG2_E = math.log2(math.e)
@@ -88,84 +89,58 @@ def paged_attention(
         bits = jnp.finfo(q.dtype).bits
         config = choose(batch, block, group, kv_heads, dim, max_rows, bits)
     rows = block * group
-    plan = functools.partial(
-        _plan,
-        extent=functools.partial(
-            _extent, block=block, window=window, tile=config.tile_kv, reach=max_rows
-        ),
+    attend = functools.partial(
+        _attend, causal=causal, window=window, scale=scale, config=config, group=group
+    )
+    out_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    q_tiles = kv_heads * -(-rows // config.tile_q)
+    params = pltriton.CompilerParams(num_warps=config.num_warps, num_stages=config.num_stages)
+    masks = () if block_mask is None else (block_mask,)
+    if config.shares == 1:
+        return pl.pallas_call(
+            attend,
+            name="paged_attention",
+            grid=(q_tiles, batch),
+            out_shape=out_shape,
+            compiler_params=params,
+            interpret=interpret,
+        )(q, kv_pages, page_table, lens, masks, ())
+
+    plan = make_plan(
+        lens,
+        block=block,
+        window=window,
+        tile=config.tile_kv,
+        reach=max_rows,
         shares=config.shares,
     )
-    # The sum of `_plan`'s splits is below batch + shares.
-    max_splits = batch + config.shares - 1
-    out_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
-    parts = (max_splits, kv_heads, rows)
-    part_shapes = tuple(
-        jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*parts, dim), parts, parts)
-    )
+    num_programs = plan.programs.shape[0]
+    parts = (num_programs, kv_heads, rows)
     out, *partial = pl.pallas_call(
-        functools.partial(
-            _attend,
-            causal=causal,
-            window=window,
-            scale=scale,
-            config=config,
-            group=group,
-            plan=plan,
-        ),
+        attend,
         name="paged_attention",
-        grid=(kv_heads * -(-rows // config.tile_q), max_splits),
-        out_shape=(out_shape, *(part_shapes if config.shares > 1 else ())),
-        compiler_params=pltriton.CompilerParams(
-            num_warps=config.num_warps, num_stages=config.num_stages
+        grid=(q_tiles, num_programs),
+        out_shape=(
+            out_shape,
+            jax.ShapeDtypeStruct((*parts, dim), jnp.float32),
+            jax.ShapeDtypeStruct(parts, jnp.float32),
+            jax.ShapeDtypeStruct(parts, jnp.float32),
         ),
+        compiler_params=params,
         interpret=interpret,
-    )(q, kv_pages, page_table, lens, () if block_mask is None else (block_mask,))
-    if config.shares == 1:
-        return out
+    )(q, kv_pages, page_table, lens, masks, (plan.programs,))
     tile = min(pl.next_power_of_2(rows), config.tile_merge)
     return pl.pallas_call(
-        functools.partial(_merge, tile=tile, group=group, shares=config.shares, plan=plan),
+        functools.partial(_merge, tile=tile, group=group, shares=config.shares),
         name="paged_attention_merge",
-        grid=(-(-rows // tile), kv_heads, batch),
+        grid=(-(-rows // tile), kv_heads, plan.split_rows.shape[0]),
         out_shape=out_shape,
         input_output_aliases={0: 0},
-        compiler_params=pltriton.CompilerParams(num_warps=max(1, tile * dim // 256), num_stages=1),
+        compiler_params=pltriton.CompilerParams(
+            num_warps=max(1, min(8, config.shares * tile * dim // 1024)), num_stages=1
+        ),
         interpret=interpret,
-    )(out, lens, *partial)
-
-
-def _extent(length, *, block, window, tile, reach):
-    """The tiles [first, end) of KV that the block behind `length` rows reads."""
-    end = (jnp.minimum(length + block, reach) + (tile - 1)) // tile
-    if window is None:
-        return jnp.zeros_like(length), end
-    return jnp.maximum(length - (window - 1), 0) // tile, end
-
-
-def _plan(lens_ref, *, extent, shares):
-    """Cuts long rows so that every program gets about one share of the batch's KV.
-
-    Equal rows that fill the programs stay whole; one long row among short ones is split. Tiles 8,
-    8, 64 in 10 shares of 8 become 1, 1 and 8 splits: programs 0, 1 and 2..9.
-
-    Returns:
-      The splits of each row, and for each row the first program after its own; vectors of a power
-      of two at least B.
-    """
-    batch = lens_ref.shape[0]
-    row = jnp.arange(max(16, pl.next_power_of_2(batch)), dtype=jnp.int32)
-    first, end = extent(pltriton.load(lens_ref.at[row], mask=row < batch, other=0))
-    tiles = jnp.where(row < batch, jnp.maximum(end - first, 1), 0)
-    all_tiles = jnp.sum(tiles, dtype=jnp.int32)
-    splits = (2 * shares * tiles + all_tiles) // (2 * all_tiles)
-    splits = jnp.minimum(jnp.maximum(splits, 1), tiles)
-    return splits, jnp.cumsum(splits)
-
-
-def _at(vector, index):
-    """vector[index]: Triton does not index values."""
-    here = jnp.arange(vector.shape[0], dtype=jnp.int32) == index
-    return jnp.sum(jnp.where(here, vector, 0), dtype=jnp.int32)
+    )(out, plan.split_rows, *partial)
 
 
 def _attend(
@@ -174,6 +149,7 @@ def _attend(
     page_table_ref,  # [B, M]
     lens_ref,  # [B]
     block_mask_refs,  # (u32[B, N, words],) or ()
+    plan_refs,  # (`Plan.programs`,), or () where each row is one program
     out_ref,  # [B, N, H, D] of rows that are not split
     *partial_refs,  # of the others: f32 acc[S, J, R, D], m[S, J, R], total[S, J, R]
     causal,
@@ -181,42 +157,37 @@ def _attend(
     scale,
     config,
     group,
-    plan,
 ):
-    batch, block, _, dim = q_ref.shape
+    _, block, _, dim = q_ref.shape
     page_size, columns = kv_ref.shape[3], page_table_ref.shape[1]
     tile = config.tile_kv
     rows = block * group
     q_tiles = -(-rows // config.tile_q)
     j, q_tile = pl.program_id(0) // q_tiles, pl.program_id(0) % q_tiles
     program = pl.program_id(1)
-    if partial_refs:
-        splits, programs_end = plan(lens_ref)
-        b = jnp.sum((programs_end <= program).astype(jnp.int32), dtype=jnp.int32)
-        # Rows past the batch have no programs: a program too many finds row B or a later one.
-        busy = b < batch
-        b = jnp.minimum(b, batch - 1)
-        used_splits = _at(splits, b)
-        split = program - _at(programs_end, b) + used_splits
+    if plan_refs:
+        # Scalars out of memory, not computed here from all lengths: what a reduction yields the
+        # compiler takes for different in each thread, and the loops lose 0.6 us a step.
+        at = [plan_refs[0].at[program, jnp.int32(column)] for column in range(4)]
+        b, split, splits, length = (pltriton.load(ref) for ref in at)
     else:
-        b, busy = program, True
-        split, used_splits = jnp.int32(0), jnp.int32(1)
-    length = pltriton.load(lens_ref.at[b])
+        b, split, splits = program, jnp.int32(0), jnp.int32(1)
+        length = pltriton.load(lens_ref.at[b])
     row = q_tile * config.tile_q + jnp.arange(config.tile_q, dtype=jnp.int32)
     inside = row < rows
     i, head = row // group, j * group + row % group
     lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
     q_at = (b, i[:, None], head[:, None], lane)
-    q = pltriton.load(q_ref.at[q_at], mask=inside[:, None] & busy, other=0.0)
+    q = pltriton.load(q_ref.at[q_at], mask=inside[:, None] & (splits > 0), other=0.0)
     q_position = length + i
 
     # KV rows that the block may see, and this program's share of their tiles.
     start = jnp.int32(0) if window is None else jnp.maximum(length - (window - 1), 0)
     end = jnp.minimum(length + block, columns * page_size)
     first_tile, end_tile = start // tile, (end + (tile - 1)) // tile
-    each = (end_tile - first_tile + (used_splits - 1)) // used_splits
+    each = (end_tile - first_tile + jnp.maximum(splits - 1, 0)) // jnp.maximum(splits, 1)
     low = first_tile + split * each
-    high = jnp.where(busy, jnp.minimum(low + each, end_tile), low)
+    high = jnp.where(splits > 0, jnp.minimum(low + each, end_tile), low)
 
     def pages_of(t):
         """The page of tile t, or of each of its rows where a tile spans several."""
@@ -292,14 +263,14 @@ def _attend(
         low = whole
     _, m, total, acc = jax.lax.fori_loop(low, high, functools.partial(step, masked=True), carry)
 
-    @pl.when(busy & (used_splits == 1))
+    @pl.when(splits == 1)
     def _store_result():
         out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
         pltriton.store(out_ref.at[q_at], out.astype(q.dtype), mask=inside[:, None])
 
     if partial_refs:
 
-        @pl.when(busy & (used_splits > 1))
+        @pl.when(splits > 1)
         def _store_part():
             acc_ref, m_ref, total_ref = partial_refs
             pltriton.store(acc_ref.at[program, j, row[:, None], lane], acc, mask=inside[:, None])
@@ -309,7 +280,7 @@ def _attend(
 
 def _merge(
     _,  # the result, written through the output
-    lens_ref,  # [B]
+    split_rows_ref,  # `Plan.split_rows`
     acc_ref,  # f32[S, J, R, D]
     m_ref,  # f32[S, J, R] in units of log2
     total_ref,  # f32[S, J, R]
@@ -318,23 +289,21 @@ def _merge(
     tile,
     group,
     shares,
-    plan,
 ):
-    """Adds up what the splits of one KV head's query rows found. Grid: (tiles of rows, J, B)."""
+    """Adds up what the splits of a row found. Grid: (tiles of query rows, J, split rows)."""
     rows, dim = acc_ref.shape[2:]
-    j, b = pl.program_id(1), pl.program_id(2)
-    splits, programs_end = plan(lens_ref)
-    used_splits = _at(splits, b)
-    first = _at(programs_end, b) - used_splits
+    j, place = pl.program_id(1), pl.program_id(2)
+    at = [split_rows_ref.at[place, jnp.int32(column)] for column in range(3)]
+    b, first, splits = (pltriton.load(ref) for ref in at)
     row = pl.program_id(0) * tile + jnp.arange(tile, dtype=jnp.int32)
     lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
     inside = row < rows
 
     split = jnp.arange(pl.next_power_of_2(shares), dtype=jnp.int32)
 
-    @pl.when(used_splits > 1)
+    @pl.when(splits > 1)
     def _add_up():
-        keep = inside[None, :] & (split < used_splits)[:, None]
+        keep = inside[None, :] & (split < splits)[:, None]
         at = ((first + split)[:, None], j, row[None, :])
         m = pltriton.load(m_ref.at[at], mask=keep, other=_MASKED)
         total = pltriton.load(total_ref.at[at], mask=keep, other=0.0)

@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch, testing
 from kernels_pallas.paged_attention import cases, paged_attention, triton
+from kernels_pallas.paged_attention.plan import make_plan
 from tests.kernels import attention_oracle, jitting
 
 jitted = functools.cache(functools.partial(jitting.jit, paged_attention))
@@ -103,43 +102,55 @@ def test_the_reference_reads_a_wide_table_only_as_far_as_it_is_used():
     assert "while(" in run.lower(q, poisoned, wide, lens).compile().as_text()
 
 
-def splits_of(lens, shares, window=None):
-    """What `_plan` says of these rows of KV before a block of one, in tiles of 16."""
-    extent = functools.partial(triton._extent, block=1, window=window, tile=16, reach=10_000)
-    kernel = functools.partial(triton._plan, extent=extent, shares=shares)
-
-    def body(lens_ref, splits_ref):
-        splits, _ = kernel(lens_ref)
-        pltriton.store(splits_ref.at[jnp.arange(16, dtype=jnp.int32)], splits)
-
-    call = pl.pallas_call(
-        body,
-        out_shape=jax.ShapeDtypeStruct((16,), jnp.int32),
-        compiler_params=pltriton.CompilerParams(num_warps=1, num_stages=1),
-        interpret=True,
-    )
-    return call(jnp.asarray(lens, jnp.int32))[: len(lens)].tolist()
+def plan_of(lens, shares, window=None):
+    """For rows of KV before a block of one, in tiles of 16."""
+    lens = testing.array(lens, jnp.int32)
+    made = make_plan(lens, block=1, window=window, tile=16, reach=2048, shares=shares)
+    return made.programs.tolist(), made.split_rows.tolist()
 
 
 def test_equal_rows_that_fill_the_programs_stay_whole():
-    assert splits_of([999] * 12, shares=8) == [1] * 12
+    programs, split_rows = plan_of([999, 999, 999], shares=2)
+    assert programs == [[0, 0, 1, 999], [1, 0, 1, 999], [2, 0, 1, 999], [2, 1, 0, 999]]
+    assert split_rows == [[0, 0, 0]]
 
 
 def test_few_rows_are_split_evenly():
-    assert splits_of([999, 999], shares=8) == [4, 4]
-    assert splits_of([999], shares=8) == [8]
+    programs, split_rows = plan_of([999, 998], shares=4)
+    assert programs == [
+        *([0, 0, 2, 999], [0, 1, 2, 999], [1, 0, 2, 998], [1, 1, 2, 998]),
+        [1, 2, 0, 998],
+    ]
+    assert split_rows == [[0, 0, 2], [1, 2, 2]]
 
 
 def test_one_long_row_among_short_ones_is_split():
-    assert splits_of([127, 127, 1023], shares=10) == [1, 1, 8]
+    programs, split_rows = plan_of([127, 1023, 127], shares=10)
+    assert [row for row, *_ in programs[:10]] == [0, *[1] * 8, 2]
+    assert [splits for _, _, splits, _ in programs] == [1, *[8] * 8, 1, 0, 0]
+    assert split_rows[0] == [1, 1, 8]
 
 
 def test_no_split_is_empty():
-    assert splits_of([0, 17], shares=16) == [1, 2]
+    programs, _ = plan_of([0, 17], shares=16)
+    assert [splits for _, _, splits, _ in programs] == [1, 2, 2, *[0] * 14]
 
 
 def test_a_window_shortens_what_is_split():
-    assert splits_of([999, 999], shares=8, window=16) == [2, 2]
+    programs, _ = plan_of([999, 999], shares=8, window=16)
+    assert [splits for _, _, splits, _ in programs] == [2, 2, 2, 2, *[0] * 5]
+
+
+@pytest.mark.parametrize("shares", [2, 7, 16])
+def test_every_tile_of_every_row_has_its_program(shares):
+    lens = np.random.default_rng(shares).integers(0, 1500, 23)
+    programs, split_rows = plan_of(lens, shares)
+    for row, length in enumerate(lens):
+        mine = [(split, splits) for owner, split, splits, _ in programs if owner == row and splits]
+        assert mine == [(split, len(mine)) for split in range(len(mine))]
+        assert 1 <= len(mine) <= -(-(length + 1) // 16)
+        first = next(at for at, program in enumerate(programs) if program[0] == row)
+        assert ([row, first, len(mine)] in split_rows) == (len(mine) > 1)
 
 
 @pytest.mark.parametrize(
