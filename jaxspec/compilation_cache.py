@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
+
+log = logging.getLogger(__name__)
 
 
 def use_compilation_cache(folder: Path) -> None:
@@ -15,6 +18,11 @@ def use_compilation_cache(folder: Path) -> None:
     its settings stay. Whoever can write to the folder can run code here.
     """
     if jax.config.jax_compilation_cache_dir is not None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("compiled programs cannot be kept in %s (%s)", folder, error.strerror)
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # By default jax keeps only what took long to compile; a start needs all of its programs.

@@ -331,6 +331,15 @@ def test_the_compilation_cache_is_the_users_where_there_is_one(tmp_path, jax_cac
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "ours")
 
 
+def test_without_a_place_for_compiled_programs_there_is_a_warning(
+    tmp_path, jax_cache_settings, caplog
+):
+    (tmp_path / "file").touch()
+    use_compilation_cache(tmp_path / "file" / "compiled")
+    assert jax.config.jax_compilation_cache_dir is None
+    assert "compiled programs cannot be kept in" in caplog.text
+
+
 def test_models_are_kept_in_the_home_folder_unless_told_otherwise(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_cache_dir() == tmp_path / ".cache" / "jaxspec"
