@@ -1,1 +1,6 @@
-"""Measurements. Reading order: metrics, prompts, rig, then one file a mode, report, command."""
+"""Measurements of a model on a machine.
+
+Reading order: metrics and prompts; settings, rig and step_times, on which the modes stand; one
+file a mode (compare, latency, throughput, acceptance, host, forward, prefill with roofline,
+startup); report and command.
+"""
