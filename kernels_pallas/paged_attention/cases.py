@@ -32,7 +32,8 @@ class Case(NamedTuple):
 
 CASES = (
     Case("one token, lengths around a page", (0, 1, 15, 16, 17, 37, 127), padding_rows=1),
-    Case("block of 5, to and past the table's end", (0, 11, 16, 123, 125), block=5, kv_heads=2),
+    Case("block of 5, to and past the table's end", (0, 11, 107, 109), 5, kv_heads=2, columns=7),
+    Case("a long row", (2000, 3), 3, heads=4, columns=128),
     Case("64 tokens", (0, 63), block=64),
     Case("block of 16, bfloat16", (0, 100), block=16, heads=8, kv_heads=2, dtype="bfloat16"),
     Case("draft block", (0, 15, 30), block=7, causal=False, padding_rows=1),
