@@ -90,7 +90,7 @@ def _measured_lines(facts: CardFacts) -> list[str]:
     if facts.held_out is not None:
         slots = ", ".join(f"{100 * x:.1f}" for x in facts.held_out["slot_accuracy"])
         lines += [
-            f"At random positions of held-out answers, the end of training: simulated accept "
+            f"At random positions of held-out answers, as training measures: simulated accept "
             f"length {facts.held_out['simulated_accept_length']:.2f}; slots right, one by one: "
             f"{slots} %.",
             "",

@@ -58,7 +58,7 @@ def _train(config: TrainConfig, cache_dir: Path) -> int:
         result = train(config, cache_dir=cache_dir, on_progress=progress)
     if result is None:
         return 0
-    print(f"{result.folder}: {result.steps} steps in {result.seconds / 60:.1f} minutes")
+    print(f"{result.folder}: best at step {result.steps}, {result.seconds / 60:.1f} minutes in all")
     if result.held_out is not None:
         length = result.held_out["simulated_accept_length"]
         print(f"held-out simulated accept length {length:.2f}")

@@ -37,8 +37,21 @@ _HELD_OUT_ROWS = 64
 _ROWS_AT_ONCE = 8
 
 
+class Best(NamedTuple):
+    """The drafter that was written out: its step, and its measurement where there is one."""
+
+    step: int
+    held_out: Metrics | None
+
+
+Export = Callable[[DFlashParams, Best, float], None]  # weights, what they are, seconds used
+
+
 class Tools(NamedTuple):
-    """What the loop works with. notes: of the checkpoint, see `Checkpoints.save`."""
+    """What the loop works with.
+
+    notes: of the checkpoint, see `Checkpoints.save`. export: writes a drafter out, over the last.
+    """
 
     spec: StepSpec
     horizon: Horizon
@@ -46,6 +59,7 @@ class Tools(NamedTuple):
     checkpoints: Checkpoints
     target: TargetParams
     notes: dict[str, Any]
+    export: Export
 
 
 def run_steps(
@@ -55,12 +69,19 @@ def run_steps(
     data: PackedRows,
     held_out: PackedRows | None,
     key: jax.Array,
-) -> tuple[TrainState, Metrics | None, float]:
-    """Steps until the horizon; returns the state, the last measurement and the seconds used."""
+) -> tuple[Best, float]:
+    """Steps until the horizon, writing the drafter out whenever it guesses held-out text better.
+
+    Little data is learnt by heart in the end, so the last state is not always the best one.
+
+    Returns:
+        What was written out last, and the seconds used.
+    """
     train_step = build_train_step(tools.spec)
     measure = _measurement(tools.spec, tools.target, held_out)
     clock = _Clock(tools.notes["elapsed_s"])
     in_flight: deque[SlotSums] = deque()
+    best = Best(**tools.notes["best"]) if tools.notes["best"] else None
     step = int(state.step)
     logged_step, logged_s = step, clock.elapsed_s
 
@@ -68,12 +89,19 @@ def run_steps(
         metrics = {**metrics, "elapsed_s": clock.elapsed_s}
         tools.report.add(kind, step, metrics, total=tools.horizon.total_steps)
 
-    def served() -> DFlashParams:
-        return served_params(state.params, state.feature_scale)
+    def keep_if_better() -> None:
+        nonlocal best
+        served, metrics = served_params(state.params, state.feature_scale), None
+        if measure is not None:
+            metrics = measure(served)
+            record("held-out", metrics)
+        if best is None or best.held_out is None or _length(metrics) > _length(best.held_out):
+            best = Best(step, metrics)
+            tools.export(served, best, clock.elapsed_s)
 
     def save() -> None:
         more = {"elapsed_s": clock.elapsed_s, "total_steps": tools.horizon.total_steps}
-        tools.checkpoints.save(state, {**tools.notes, **more})
+        tools.checkpoints.save(state, {**tools.notes, **more, "best": best and best._asdict()})
 
     try:
         while not tools.horizon.is_over(done=step, elapsed_s=clock.elapsed_s):
@@ -95,7 +123,7 @@ def run_steps(
                 record("train", {**ratios(sums), "learning_rate": rate, "steps_per_s": speed})
             over = tools.horizon.is_over(done=step, elapsed_s=clock.elapsed_s)
             if step % config.measure_every == 0 and measure is not None and not over:
-                record("held-out", measure(served()))
+                keep_if_better()
             if clock.since_mark_s > 60 * config.save_minutes:
                 save()
                 clock.mark()
@@ -103,11 +131,13 @@ def run_steps(
         save()
         tools.report.say(f"interrupted at step {step}; go on with --resume")
         raise
-    last = None if measure is None else measure(served())
-    if last is not None:
-        record("held-out", last)
+    keep_if_better()
     save()
-    return state, last, clock.elapsed_s
+    return best, clock.elapsed_s
+
+
+def _length(metrics: Metrics) -> float:
+    return metrics["simulated_accept_length"]
 
 
 class _Clock:

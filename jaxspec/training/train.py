@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxspec.config import EngineConfig
+from jaxspec.drafters.dflash_params import DFlashParams
 from jaxspec.engine.assemble import OpenedModel, open_model, refuse_old_gpu_jax
 from jaxspec.training.anchors import TokenRows
 from jaxspec.training.card import CardFacts, model_card
@@ -19,7 +20,7 @@ from jaxspec.training.config import EPOCHS, TrainConfig, TrainingError
 from jaxspec.training.conversations import HELD_OUT, TRAIN, load_conversations, load_meta
 from jaxspec.training.dflash import init_params
 from jaxspec.training.export import export_drafter
-from jaxspec.training.loop import Tools, run_steps
+from jaxspec.training.loop import Best, Tools, run_steps
 from jaxspec.training.loss import LossSpec
 from jaxspec.training.plan import (
     estimate,
@@ -48,7 +49,6 @@ from jaxspec.training.step import (
     StepSpec,
     init_train_state,
     measure_feature_scale,
-    served_params,
 )
 from jaxspec.weights.files import Progress, no_progress
 from jaxspec.weights.load import load_target
@@ -90,7 +90,11 @@ class TrainPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """A finished run. held_out: ratios of the last measurement, None without held-out data."""
+    """A finished run.
+
+    steps: at which the drafter was best. seconds: of the whole run. held_out: ratios of the
+    drafter's measurement, None without held-out data.
+    """
 
     folder: Path
     steps: int
@@ -242,40 +246,43 @@ def _run(
     some = TokenRows.from_host(data.train.take(np.arange(min(_SCALE_ROWS, len(data.train)))))
     scale = measure_feature_scale(plan.spec, target, some)
     state = init_train_state(plan.spec, params, scale)
-    notes = {"run": identity(config, data), "elapsed_s": 0.0, "total_steps": plan.total_steps}
+    notes = {"run": identity(config, data), "elapsed_s": 0.0, "best": None}
+    notes["total_steps"] = plan.total_steps
     if config.resume:
         saved = checkpoints.restore(state)
         check_same_run(saved.notes["run"], notes["run"])
         state, notes = saved.state, saved.notes
         trim_metrics(folder / "metrics.jsonl", int(state.step))
     limit = None if config.max_minutes is None else 60 * config.max_minutes
-    horizon = Horizon(notes["total_steps"], limit)
-    tools = Tools(plan.spec, horizon, report, checkpoints, target, notes)
-    state, held_out, seconds = run_steps(
-        config, tools, state, data.train, data.held_out, anchors_key
+
+    def export(params: DFlashParams, best: Best, seconds: float) -> None:
+        facts = CardFacts(
+            name=folder.name,
+            target=opened.checkpoint.name,
+            drafter=plan.spec.drafter,
+            data=data.meta,
+            settings=_shown(config),
+            num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+            steps=best.step,
+            seconds=seconds,
+            device=plan.device.kind,
+            held_out=best.held_out,
+        )
+        export_drafter(folder, params, plan.spec.drafter, plan.spec.target, card=model_card(facts))
+
+    tools = Tools(
+        plan.spec,
+        Horizon(notes["total_steps"], limit),
+        report,
+        checkpoints,
+        target,
+        notes,
+        export,
     )
-    facts = CardFacts(
-        name=folder.name,
-        target=opened.checkpoint.name,
-        drafter=plan.spec.drafter,
-        data=data.meta,
-        settings=_shown(config),
-        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-        steps=int(state.step),
-        seconds=seconds,
-        device=plan.device.kind,
-        held_out=held_out,
-    )
-    export_drafter(
-        folder,
-        served_params(state.params, state.feature_scale),
-        plan.spec.drafter,
-        plan.spec.target,
-        card=model_card(facts),
-    )
+    best, seconds = run_steps(config, tools, state, data.train, data.held_out, anchors_key)
     plot_metrics(read_metrics(folder / "metrics.jsonl"), folder / "metrics.png")
     checkpoints.close()
-    return TrainResult(folder, int(state.step), seconds, held_out)
+    return TrainResult(folder, best.step, seconds, best.held_out)
 
 
 def identity(config: TrainConfig, data: TrainData) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 from jaxspec.config import EngineConfig
 from jaxspec.engine.assemble import assemble, open_model
 from jaxspec.request import Request, SamplingParams
+from jaxspec.training import loop
 from jaxspec.training.anchors import TokenRows
 from jaxspec.training.checkpoint import Checkpoints
 from jaxspec.training.config import DataConfig, TrainConfig, TrainingError
@@ -23,7 +24,7 @@ from jaxspec.training.report import read_metrics
 from jaxspec.training.rows import pack_rows
 from jaxspec.training.target import build_dense_forward
 from jaxspec.training.train import train
-from jaxspec.weights.load import load_target
+from jaxspec.weights.load import load_dflash, load_target
 from tests.tiny_model import write_tiny_model
 
 BLOCK = 4
@@ -155,7 +156,7 @@ def test_a_resumed_run_equals_one_that_was_not_cut(home, monkeypatch):
         interrupt_at(patch, 4)
         with pytest.raises(KeyboardInterrupt):
             train(cut, cache_dir=home)
-    assert not (home / "cut" / "model.safetensors").exists()
+    assert "4 steps" in (home / "cut" / "README.md").read_text()  # what it had by then
     resumed = train(dataclasses.replace(cut, resume=True), cache_dir=home)
     assert (resumed.steps, resumed.held_out) == (whole.steps, whole.held_out)
     for name in ("model.safetensors", "config.json"):
@@ -164,10 +165,29 @@ def test_a_resumed_run_equals_one_that_was_not_cut(home, monkeypatch):
     assert steps == [4, 6]
 
 
+def test_the_best_measured_drafter_is_kept(home, monkeypatch):
+    """Small data is learnt by heart in the end: measured 1.5, 2.5, 2.0 at steps 2, 4 and 6."""
+    lengths = iter([1.5, 2.5, 2.0])
+    seen = []
+
+    def measurement(*args):
+        def measure(params):
+            seen.append(np.asarray(params.fc))
+            return {"loss": 1.0, "slot_accuracy": [0.5], "simulated_accept_length": next(lengths)}
+
+        return measure
+
+    monkeypatch.setattr(loop, "_measurement", measurement)
+    result = train(train_config(home, "best", measure_every=2), cache_dir=home)
+    assert (result.steps, result.held_out["simulated_accept_length"]) == (4, 2.5)
+    target = open_model(EngineConfig(model=str(home / "model")), cache_dir=home).checkpoint.config
+    _, params = load_dflash(result.folder, target, "float32")
+    np.testing.assert_allclose(params.fc, seen[1], rtol=0.01, atol=1e-6)
+    assert np.abs(params.fc - seen[2]).max() > 0.02 * np.abs(seen[2]).max()
+
+
 def interrupt_at(patch, step):
     """Ctrl-C while the batch of a step is put together."""
-    import jaxspec.training.loop as loop
-
     original = loop.batch_indices
 
     def batch_indices(at, *args, **kwargs):
