@@ -111,16 +111,20 @@ class DataConfig:
     sampled_share: float = option(0.3, "of the answers that are sampled; the others are greedy")
     temperature: float = option(0.8, "of the sampled ones")
     followup_share: float = option(0.15, "of the conversations that get a second turn")
-    max_num_seqs: int = option(64, "answers written at once")
-    part_size: int = option(4096, "conversations written to disk at once")
+    max_num_seqs: int | None = option(
+        None, "answers written at once; unset: 32 on a CPU, 768 on a GPU"
+    )
+    part_size: int = option(8192, "conversations written to disk at once")
     max_minutes: float | None = option(None, "no part is begun after so much wall time")
     dtype: str = option("auto", "of the target: auto, float32, bfloat16 or float16")
     kernels: str = option("auto", "auto, xla or triton: implementation of every kernel op")
     seed: int = option(0, "of topics, turns and answers")
 
     def __post_init__(self) -> None:
-        for name in ("num_prompts", "max_prompt_tokens", "max_tokens", "max_num_seqs", "part_size"):
+        for name in ("num_prompts", "max_prompt_tokens", "max_tokens", "part_size"):
             at_least(name, getattr(self, name), 1)
+        if self.max_num_seqs is not None:
+            at_least("max_num_seqs", self.max_num_seqs, 1)
         at_least("num_held_out", self.num_held_out, 0)
         for name in ("sampled_share", "followup_share"):
             if not 0 <= getattr(self, name) <= 1:

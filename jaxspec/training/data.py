@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxspec.bench.prompts import PROMPTS
@@ -51,6 +52,7 @@ from jaxspec.weights.files import Progress, no_progress
 _OWN_PROMPT_YIELD = 1.25  # openings drawn for each prompt wanted: some turns do not end
 Chat = list[dict[str, str]]  # turns, {"role": ..., "content": ...}
 
+_SEQS = {"gpu": 768}  # answers at once; enough that a step reads more KV than weights
 _FRAME_TOKENS = 96  # that a chat template may add
 _MAX_DRAWS = 8  # attempts at enough prompts before giving up
 
@@ -166,7 +168,7 @@ def _open(
             drafter="none",
             dtype=config.dtype,
             kernels=config.kernels,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.max_num_seqs or _SEQS.get(jax.default_backend(), 32),
             max_num_batched_tokens=4096,
             max_model_len=min(longest, opened.checkpoint.config.max_position_embeddings),
             seed=config.seed,
@@ -303,7 +305,7 @@ def _write_answers(
         temperature=config.temperature,
         seed=seed,
     )
-    results = complete(maker.engine, wanted, on_tokens=_shown(maker, what))
+    results = complete(maker.engine, wanted, stop_loops=True, on_tokens=_shown(maker, what))
     answered: list[tuple[Conversation | None, str]] = []
     for ids, result in zip(prompts, results, strict=True):
         answer = result.token_ids

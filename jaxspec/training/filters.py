@@ -27,12 +27,9 @@ def loop_start(token_ids: Sequence[int]) -> int | None:
     _, first = np.unique(grams, return_index=True)
     repeated = np.ones(len(grams), bool)
     repeated[first] = False
-    run = 0
-    for index, again in enumerate(repeated):
-        run = run + 1 if again else 0
-        if run == LOOP_RUN:
-            return index - LOOP_RUN + 1
-    return None
+    before = np.concatenate([[0], np.cumsum(repeated)])
+    runs = np.nonzero(before[LOOP_RUN:] - before[:-LOOP_RUN] == LOOP_RUN)[0]
+    return int(runs[0]) if len(runs) else None
 
 
 def ngram_hashes(token_ids: Sequence[int], n: int) -> np.ndarray:
@@ -66,4 +63,6 @@ class SharedText:
         """Whether a text is in the set, or shares 13 tokens in a row with it."""
         if text_key(text) in self._keys:
             return True
-        return bool(np.isin(ngram_hashes(token_ids, SHARED_NGRAM), self._hashes).any())
+        hashes = ngram_hashes(token_ids, SHARED_NGRAM)
+        nearest = self._hashes.searchsorted(hashes).clip(max=max(len(self._hashes) - 1, 0))
+        return bool(len(self._hashes)) and bool((self._hashes[nearest] == hashes).any())

@@ -14,11 +14,13 @@ from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import build_steps
 from jaxspec.request import FinishReason, Request, SamplingParams
 from jaxspec.tokenizer import Tokenizer
+from jaxspec.training.filters import loop_start
 from jaxspec.training.prompts import ChatFrame, Opening
 
 OnTokens = Callable[[int, int, int], None]  # (requests done, requests in all, tokens so far)
 # Requests are added in bursts: a prefill takes about as long as a decode step, however small.
 _BURST = 16  # one in so many slots is free before more are added
+_LOOP_CHECK = 64  # tokens between two looks for a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +63,55 @@ def build_bulk_engine(assembled: Assembled) -> Engine:
 
 
 def complete(
-    engine: Engine, wanted: Sequence[Wanted], *, on_tokens: OnTokens | None = None
+    engine: Engine,
+    wanted: Sequence[Wanted],
+    *,
+    stop_loops: bool = False,
+    on_tokens: OnTokens | None = None,
 ) -> list[Completed]:
     """Runs all completions at full batch; results in the order of `wanted`.
+
+    stop_loops: end a text that repeats itself, see `filters.loop_start`, instead of letting it
+        go on to its limit.
 
     Raises:
         RequestError: one of them can never run.
         RuntimeError: the device reported a fault for one of them.
     """
-    results: list[Completed | None] = [None] * len(wanted)
+    results: dict[int, Completed] = {}
     slots = engine.geometry.num_slots
     burst = max(1, slots // _BURST)
-    # The longest prompts first: their pages are all free then, and the end is not one straggler.
-    order = sorted(range(len(wanted)), key=lambda i: -len(wanted[i].prompt_ids))
-    added = done = tokens = 0
-    while done < len(wanted):
-        free = slots - (added - done)
+    # Greedy ones together, since a batch with one sampled row runs the slower program; and the
+    # longest prompts first, so that the end is not one straggler.
+    order = sorted(
+        range(len(wanted)),
+        key=lambda i: (not wanted[i].params.greedy, -len(wanted[i].prompt_ids)),
+    )
+    added = tokens = 0
+    while len(results) < len(wanted):
+        free = slots - (added - len(results))
         if added < len(wanted) and free >= min(burst, len(wanted) - added):
             for index in order[added : added + free]:
                 each = wanted[index]
                 engine.add_request(Request(str(index), each.prompt_ids, each.params))
             added += min(free, len(wanted) - added)
         for output in engine.step():
-            if not output.finished:
-                continue
             if output.error is not None:
                 raise RuntimeError(f"the target failed on a prompt: {output.error}")
-            completion = output.outputs[0]
-            ended = completion.finish_reason is FinishReason.STOP
-            results[int(output.request_id)] = Completed(completion.token_ids, ended)
-            done += 1
-            tokens += len(completion.token_ids)
+            ids = output.outputs[0].token_ids
+            loops = stop_loops and len(ids) % _LOOP_CHECK == 0 and loop_start(ids) is not None
+            if not output.finished and not loops:
+                continue
+            if not output.finished:
+                engine.abort(output.request_id)
+            ended = output.outputs[0].finish_reason is FinishReason.STOP
+            results[int(output.request_id)] = Completed(ids, ended)
+            tokens += len(ids)
         if on_tokens is not None:
-            on_tokens(done, len(wanted), tokens)
+            on_tokens(len(results), len(wanted), tokens)
     while engine.has_unfinished:  # steps still in flight
         engine.step()
-    return [result for result in results if result is not None]
+    return [results[index] for index in range(len(wanted))]
 
 
 def write_user_turns(
