@@ -141,6 +141,17 @@ def test_a_window_shortens_what_is_split():
     assert [splits for _, _, splits, _ in programs] == [2, 2, 2, 2, *[0] * 5]
 
 
+def test_the_layers_of_one_program_share_one_plan():
+    make = functools.partial(make_plan, block=16, window=None, tile=64, reach=4096, shares=16)
+
+    def instructions(layers):
+        run = jax.jit(lambda lens: [make(lens) for _ in range(layers)])
+        text = run.lower(shaped(8, dtype="int32")).compile().as_text()
+        return text.count("reduce("), text.count("gather(")
+
+    assert instructions(4) == instructions(1)
+
+
 @pytest.mark.parametrize("shares", [2, 7, 16])
 def test_every_tile_of_every_row_has_its_program(shares):
     lens = np.random.default_rng(shares).integers(0, 1500, 23)
@@ -218,6 +229,18 @@ def test_a_block_mask_has_words_of_32_bits(mask):
             lambda *args: paged_attention(*args[:-1], block_mask=args[-1]),
             *(Q, PAGES, TABLE, LENS, mask),
         )
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(("dim", "page_size"), [(64, 16), (64, 128), (128, 32), (128, 64)])
+def test_every_group_and_head_size_lowers_for_cuda(dim, page_size, group):
+    shapes = (
+        shaped(4, 16, 2 * group, dim, dtype="bfloat16"),
+        shaped(99, 2, 2, page_size, dim, dtype="bfloat16"),
+        *(shaped(4, 32, dtype="int32"), shaped(4, dtype="int32")),
+    )
+    run = functools.partial(paged_attention, implementation="triton")
+    assert testing.lower_for_cuda(run, *shapes).count("custom_call") == 2
 
 
 def test_an_unknown_implementation_is_refused():
