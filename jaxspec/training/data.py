@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ import numpy as np
 from jaxspec.bench.prompts import PROMPTS
 from jaxspec.config import EngineConfig
 from jaxspec.engine.assemble import assemble, open_model
-from jaxspec.engine.engine import Engine
-from jaxspec.models.config import ModelConfig
-from jaxspec.tokenizer import Tokenizer
 from jaxspec.training.config import DataConfig, TrainingError
 from jaxspec.training.conversations import (
     HELD_OUT,
@@ -29,62 +25,20 @@ from jaxspec.training.conversations import (
     save_part,
     write_whole,
 )
-from jaxspec.training.filters import SharedText, loop_start, text_key
+from jaxspec.training.filters import SharedText, text_key
 from jaxspec.training.generate import (
-    OnTokens,
-    answers_wanted,
     build_bulk_engine,
-    complete,
-    write_user_turns,
 )
+from jaxspec.training.maker import Counts, Maker, answer, draw_prompts
 from jaxspec.training.prompts import (
-    TASKS,
-    ChatFrame,
-    Opening,
     chat_frame,
-    draw_openings,
     read_prompts,
     read_topics,
 )
-from jaxspec.training.rows import Conversation
 from jaxspec.weights.files import Progress, no_progress
-
-_OWN_PROMPT_YIELD = 1.25  # openings drawn for each prompt wanted: some turns do not end
-Chat = list[dict[str, str]]  # turns, {"role": ..., "content": ...}
 
 _SEQS = {"gpu": 768}  # answers at once; enough that a step reads more KV than weights
 _FRAME_TOKENS = 96  # that a chat template may add
-_MAX_DRAWS = 8  # attempts at enough prompts before giving up
-
-
-@dataclass(slots=True)
-class Counts:
-    """What was made and what was left out, over the whole folder."""
-
-    conversations: int = 0
-    tokens: int = 0
-    answer_tokens: int = 0
-    repeated_prompts: int = 0
-    shared_with_held_out: int = 0
-    answers_cut_at_loops: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class _Maker:
-    """The target and what its folder holds so far."""
-
-    config: DataConfig
-    engine: Engine
-    model: ModelConfig
-    tokenizer: Tokenizer
-    frame: ChatFrame
-    topics: list[str]
-    given: list[str] | None  # the user's prompts
-    counts: Counts
-    seen: set[str]
-    progress: Progress
-    shared: SharedText = field(default_factory=lambda: SharedText([]))
 
 
 def make_data(
@@ -145,7 +99,7 @@ def _open(
     topics: list[str],
     cache_dir: Path,
     progress: Progress,
-) -> _Maker:
+) -> Maker:
     """Loads the target, and reads what an earlier run has left in the folder."""
     counts, seen = Counts(), set()
     if (folder / META).exists():
@@ -178,7 +132,7 @@ def _open(
         opened=opened,
     )
     tokenizer = assembled.tokenizer
-    return _Maker(
+    return Maker(
         config,
         build_bulk_engine(assembled),
         assembled.model_config,
@@ -192,13 +146,13 @@ def _open(
     )
 
 
-def _make_part(maker: _Maker, folder: Path, kind: str, number: int, count: int) -> int:
+def _make_part(maker: Maker, folder: Path, kind: str, number: int, count: int) -> int:
     """Makes and writes one part; returns how many conversations it holds."""
     started = time.monotonic()
-    prompts = _draw_prompts(maker, kind, number, count)
+    prompts = draw_prompts(maker, kind, number, count)
     if not prompts:
         return 0
-    conversations, texts = _answer(maker, kind, number, prompts)
+    conversations, texts = answer(maker, kind, number, prompts)
     if kind == TRAIN:
         counts = maker.counts
         counts.conversations += len(conversations)
@@ -212,7 +166,7 @@ def _make_part(maker: _Maker, folder: Path, kind: str, number: int, count: int) 
     return len(texts)
 
 
-def _meta(maker: _Maker) -> dict[str, Any]:
+def _meta(maker: Maker) -> dict[str, Any]:
     config, model = maker.config, maker.model
     source = "self-made by the target (Magpie)" if config.prompts is None else "a file"
     return {
@@ -227,147 +181,6 @@ def _meta(maker: _Maker) -> dict[str, Any]:
         "seed": config.seed,
         "counts": {name: getattr(maker.counts, name) for name in Counts.__slots__},
     }
-
-
-def _draw_prompts(maker: _Maker, kind: str, number: int, count: int) -> list[str]:
-    """New user turns that are in neither set yet."""
-    if maker.given is not None:
-        held_out = maker.config.num_held_out
-        ordered = maker.given[:held_out] if kind == HELD_OUT else maker.given[held_out:]
-        return _fresh(maker, ordered, kind, count)
-    prompts: list[str] = []
-    rng = np.random.default_rng([maker.config.seed, number, kind == HELD_OUT])
-    for draw in range(_MAX_DRAWS):
-        missing = count - len(prompts)
-        if missing <= 0:
-            break
-        openings = draw_openings(
-            maker.topics, int(missing * _OWN_PROMPT_YIELD) + 8, rng, held_out=kind == HELD_OUT
-        )
-        turns = write_user_turns(
-            maker.engine,
-            maker.tokenizer,
-            [(maker.frame, opening) for opening in openings],
-            max_tokens=maker.config.max_prompt_tokens,
-            seed=int(rng.integers(1 << 40)),
-            on_tokens=_shown(maker, f"{kind} part {number}: prompts, draw {draw + 1}"),
-        )
-        prompts += _fresh(maker, turns, kind, missing)
-    return prompts
-
-
-def _fresh(maker: _Maker, texts: Sequence[str], kind: str, count: int) -> list[str]:
-    """The first so many that are new, not too long, and share nothing with held-out prompts."""
-    fresh: list[str] = []
-    for text in texts:
-        if len(fresh) == count:
-            break
-        key = text_key(text)
-        if not key or key in maker.seen:
-            maker.counts.repeated_prompts += maker.given is None
-            continue
-        ids = maker.tokenizer.encode(text, add_special_tokens=False)
-        if len(ids) > maker.config.max_prompt_tokens:
-            continue
-        if kind == TRAIN and maker.shared.holds(text, ids):
-            maker.counts.shared_with_held_out += 1
-            continue
-        maker.seen.add(key)
-        fresh.append(text)
-    return fresh
-
-
-def _answer(
-    maker: _Maker, kind: str, number: int, prompts: list[str]
-) -> tuple[list[Conversation], list[str]]:
-    """Lets the target answer; held-out answers are all greedy and to first turns only."""
-    seed = int(np.random.default_rng([maker.config.seed, number, 7]).integers(1 << 40))
-    chats = [[{"role": "user", "content": text}] for text in prompts]
-    answered = _write_answers(maker, chats, kind, f"{kind} part {number}: answers", seed)
-    conversations = [conversation for conversation, _ in answered if conversation is not None]
-    if kind == TRAIN and maker.config.followup_share:
-        chats = _follow_up(maker, chats, answered, number, seed)
-        more = _write_answers(maker, chats, kind, f"{kind} part {number}: second turns", seed + 1)
-        conversations += [conversation for conversation, _ in more if conversation is not None]
-    return conversations, prompts
-
-
-def _write_answers(
-    maker: _Maker, chats: list[Chat], kind: str, what: str, seed: int
-) -> list[tuple[Conversation | None, str]]:
-    """(conversation, text of the answer) of each chat; None for what is no good to learn from."""
-    config = maker.config
-    prompts = [tuple(maker.tokenizer.encode_chat(chat)) for chat in chats]
-    wanted = answers_wanted(
-        prompts,
-        max_tokens=config.max_tokens,
-        sampled_share=0.0 if kind == HELD_OUT else config.sampled_share,
-        temperature=config.temperature,
-        seed=seed,
-    )
-    results = complete(maker.engine, wanted, stop_loops=True, on_tokens=_shown(maker, what))
-    answered: list[tuple[Conversation | None, str]] = []
-    for ids, result in zip(prompts, results, strict=True):
-        answer = result.token_ids
-        start = loop_start(answer)
-        if start is not None:
-            maker.counts.answers_cut_at_loops += 1
-            answer = answer[:start]
-        text = maker.tokenizer.decode(answer) if start is None and result.ended else ""
-        if kind == TRAIN and maker.shared.holds(text, answer):
-            maker.counts.shared_with_held_out += 1
-            answered.append((None, ""))
-            continue
-        tokens = np.array([*ids, *answer], np.int32)
-        conversation = Conversation(tokens, np.arange(len(tokens)) >= len(ids))
-        answered.append((conversation if len(answer) > 1 else None, text))
-    return answered
-
-
-def _follow_up(
-    maker: _Maker,
-    chats: list[Chat],
-    answered: list[tuple[Conversation | None, str]],
-    number: int,
-    seed: int,
-) -> list[Chat]:
-    """New chats out of some that ended well: half go on, half bring the answer as a text at hand.
-
-    What a user says next, the target imagines.
-    """
-    rng = np.random.default_rng([maker.config.seed, number, 11])
-    chosen = [
-        [*chat, {"role": "assistant", "content": text}]
-        for chat, (conversation, text) in zip(chats, answered, strict=True)
-        if conversation is not None
-        and text.strip()
-        and len(conversation.token_ids) <= maker.config.max_tokens
-        and rng.random() < maker.config.followup_share
-    ]
-    going_on, at_hand = chosen[::2], chosen[1::2]
-    turns = write_user_turns(
-        maker.engine,
-        maker.tokenizer,
-        [(chat_frame(maker.tokenizer, chat), Opening("", whole=False)) for chat in going_on],
-        max_tokens=maker.config.max_prompt_tokens,
-        seed=seed,
-        on_tokens=_shown(maker, f"{TRAIN} part {number}: next turns"),
-    )
-    second = [
-        [*chat, {"role": "user", "content": turn}]
-        for chat, turn in zip(going_on, turns, strict=True)
-        if turn
-    ]
-    tasks = rng.integers(len(TASKS), size=len(at_hand))
-    return second + [
-        [{"role": "user", "content": TASKS[task].format(text=chat[-1]["content"])}]
-        for chat, task in zip(at_hand, tasks, strict=True)
-    ]
-
-
-def _shown(maker: _Maker, what: str) -> OnTokens:
-    """Shows on the display how far a stage is."""
-    return lambda done, total, tokens: maker.progress(what, done, total)
 
 
 def _write_texts(folder: Path, kind: str, number: int, texts: list[str]) -> None:
