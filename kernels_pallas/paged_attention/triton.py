@@ -137,7 +137,8 @@ def paged_attention(
         out_shape=out_shape,
         input_output_aliases={0: 0},
         compiler_params=pltriton.CompilerParams(
-            num_warps=max(1, min(8, config.shares * tile * dim // 1024)), num_stages=1
+            num_warps=max(1, min(8, pl.next_power_of_2(config.shares) * tile * dim // 1024)),
+            num_stages=1,
         ),
         interpret=interpret,
     )(out, plan.split_rows, *partial)

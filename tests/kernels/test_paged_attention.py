@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -241,6 +242,20 @@ def test_every_group_and_head_size_lowers_for_cuda(dim, page_size, group):
     )
     run = functools.partial(paged_attention, implementation="triton")
     assert testing.lower_for_cuda(run, *shapes).count("custom_call") == 2
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3, 5, 7, 12])
+def test_warps_are_a_power_of_two_whatever_the_number_of_shares(kv_heads):
+    # Lowering takes any number; Triton itself, on the device, does not.
+    shapes = (
+        shaped(1, 1, kv_heads, 64, dtype="bfloat16"),
+        shaped(99, 2, kv_heads, 16, 64, dtype="bfloat16"),
+        *(shaped(1, 96, dtype="int32"), shaped(1, dtype="int32")),
+    )
+    run = functools.partial(paged_attention, implementation="triton")
+    warps = [int(n) for n in re.findall(r"num_warps = (\d+)", testing.lower_for_cuda(run, *shapes))]
+    assert len(warps) == 2
+    assert set(warps) <= {1, 2, 4, 8}
 
 
 def test_an_unknown_implementation_is_refused():
