@@ -28,7 +28,8 @@ def test_anchors_are_own_tokens_followed_by_own_tokens():
 
 def test_anchors_are_distinct_uniform_and_redrawn():
     rows = device_rows(ROWS)
-    draws = [sample_anchors(jax.random.key(i), rows, 2) for i in range(300)]
+    draw = jax.jit(lambda seed: sample_anchors(jax.random.key(seed), rows, 2))
+    draws = [draw(i) for i in range(300)]
     index = np.concatenate([draw.index for draw in draws])
     assert (index[:, 0] < index[:, 1]).all()
     counts = np.bincount(index.reshape(-1), minlength=11)

@@ -52,7 +52,7 @@ def data_config(home, **changes) -> DataConfig:
         num_held_out=8,
         max_tokens=20,
         max_prompt_tokens=16,
-        max_num_seqs=4,
+        max_num_seqs=1,
         part_size=32,
         sampled_share=0.0,
         followup_share=0.0,
@@ -91,7 +91,7 @@ def serve(home, drafter):
         EngineConfig(
             model=str(home / "model"),
             drafter=str(drafter),
-            max_num_seqs=4,
+            max_num_seqs=1,
             max_model_len=96,
             overlap=False,
         ),
