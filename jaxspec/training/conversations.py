@@ -6,6 +6,7 @@ import json
 import os
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def write_whole(path: Path, write: Any) -> None:
             write(file)
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise TrainingError(
             f"{path} could not be written ({error.strerror}); free some space and run again, "
             "what was written before is kept"
