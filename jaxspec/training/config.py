@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import shlex
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from jaxspec.config import ConfigError
@@ -90,6 +91,16 @@ class TrainConfig:
                 raise TrainingError(
                     f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}"
                 )
+
+
+def resume_command(config: TrainConfig) -> str:
+    """The command line that goes on with a run."""
+    words = ["jaxspec", "train"]
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if value != each.default and each.name not in ("resume", "dry_run"):
+            words += ["--" + each.name.replace("_", "-"), str(value)]
+    return shlex.join([*words, "--resume"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

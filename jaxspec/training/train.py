@@ -16,7 +16,7 @@ from jaxspec.engine.assemble import OpenedModel, open_model, refuse_old_gpu_jax
 from jaxspec.training.anchors import TokenRows
 from jaxspec.training.card import CardFacts, model_card
 from jaxspec.training.checkpoint import Checkpoints, check_same_run
-from jaxspec.training.config import EPOCHS, TrainConfig, TrainingError
+from jaxspec.training.config import EPOCHS, TrainConfig, TrainingError, resume_command
 from jaxspec.training.conversations import HELD_OUT, TRAIN, load_conversations, load_meta
 from jaxspec.training.dflash import init_params
 from jaxspec.training.export import export_drafter
@@ -221,6 +221,7 @@ def plan_run(config: TrainConfig, opened: OpenedModel, data: TrainData) -> Train
         ("steps", "fitted to the time" if total_steps is None else str(total_steps), ""),
         ("time", f"{minutes:.1f} minutes", "given" if total_steps is None else
          f"estimated, {1e3 * guess:.0f} ms a step"),
+        ("if cut off", resume_command(config), ""),
     )  # fmt: skip
     return TrainPlan(spec, choices, total_steps, device)
 

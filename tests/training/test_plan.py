@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.models.config import ModelConfig
 from jaxspec.tokenizer import load_tokenizer
-from jaxspec.training.config import TrainConfig, TrainingError
+from jaxspec.training.config import TrainConfig, TrainingError, resume_command
 from jaxspec.training.loss import LossSpec
 from jaxspec.training.plan import estimate, fit_to_memory
 from jaxspec.training.setup import (
@@ -163,3 +163,10 @@ def test_dtype_and_attention_follow_the_device():
 def test_settings_out_of_range_are_refused(changes, message):
     with pytest.raises(TrainingError, match=message):
         TrainConfig(**changes)
+
+
+def test_the_command_that_goes_on_repeats_what_was_asked_for():
+    config = TrainConfig(data="my data", output="out", num_layers=2, max_minutes=3.5, dry_run=True)
+    assert resume_command(config) == (
+        "jaxspec train --data 'my data' --output out --num-layers 2 --max-minutes 3.5 --resume"
+    )
