@@ -12,7 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from jaxspec.checks import check_field_types
+
 MAX_STOP_IDS = 16
+MAX_BLOCK_SIZE = 64
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _CPU_KV_BYTES = 1 << 30  # host memory is shared with everything else; more only when asked for
 
@@ -56,6 +59,7 @@ class EngineConfig:
     poison: bool = _option(False, "debug: mark relay rows once read, so that stale reads show")
 
     def __post_init__(self) -> None:
+        check_field_types(self, ConfigError)
         _choice("dtype", self.dtype, DTYPES)
         for name in ("max_num_seqs", "max_num_batched_tokens", "ngram_max"):
             _at_least(name, getattr(self, name), 1)
@@ -64,6 +68,11 @@ class EngineConfig:
                 _at_least(name, getattr(self, name), 1)
         if self.block_size is not None:
             _at_least("block_size", self.block_size, 2)
+            if self.block_size > MAX_BLOCK_SIZE:
+                raise ConfigError(
+                    f"block_size is {self.block_size}; it must be at most {MAX_BLOCK_SIZE}, what "
+                    "the kernels take"
+                )
         if self.force_accept is not None:
             _at_least("force_accept", self.force_accept, 0)
         _at_least("seed", self.seed, 0)

@@ -89,6 +89,11 @@ def as_list(prompts: Any) -> Sequence[Prompt]:
         return [prompts]
     if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], (int, np.integer)):
         return [prompts]
+    if not isinstance(prompts, Sequence) and not hasattr(prompts, "__array__"):
+        raise RequestError(
+            f"prompts are of type {type(prompts).__name__}; give text, a list of token ids, or a "
+            "list of such"
+        )
     return prompts
 
 

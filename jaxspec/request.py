@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
 from typing import Any
+
+from jaxspec.checks import check_field_types
 
 DEFAULT_MAX_TOKENS = 16
 MAX_SEED = 2**64 - 1
@@ -75,14 +76,14 @@ class SamplingParams:
     bad_words: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        for name in ("temperature", "top_p", "min_p"):
-            _check_type(name, getattr(self, name), Real, "a number")
-        for name in ("top_k", "seed", "max_tokens"):
-            if name == "top_k" or getattr(self, name) is not None:
-                _check_type(name, getattr(self, name), Integral, "a whole number")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, ())
+        check_field_types(self, RequestError)
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         _check_range("temperature", self.temperature, 0.0, None)
         _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
@@ -109,11 +110,6 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True where the highest logit is taken, whatever the filters say."""
         return self.temperature == 0.0
-
-
-def _check_type(name: str, value: object, kind: type, words: str) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise RequestError(f"{name} is {value!r}; it must be {words}")
 
 
 def _check_range(

@@ -161,9 +161,7 @@ def eagle1() -> None:
 
 
 def qwen3_config() -> Qwen3Config:
-    config = Qwen3Config(
-        **SIZES, rope_parameters=dict(rope_type="default", rope_theta=1000000.0)
-    )
+    config = Qwen3Config(**SIZES, rope_parameters=dict(rope_type="default", rope_theta=1000000.0))
     config._attn_implementation = "eager"
     return config
 

@@ -14,6 +14,8 @@ KERNELS = "kernels_pallas"
 LAYERS = [
     [KERNELS],
     [
+        "jaxspec.checks",
+        "jaxspec.checks",
         "jaxspec.config",
         "jaxspec.request",
         "jaxspec.tokenizer",
@@ -50,6 +52,7 @@ SURFACE = LAYERS.index(["jaxspec.llm"])
 
 # What the engine's host loop is made of, and what reads text; none of it may touch the device.
 HOST_ONLY = [
+    "jaxspec.checks",
     "jaxspec.config",
     "jaxspec.request",
     "jaxspec.tokenizer",

@@ -106,9 +106,9 @@ def test_without_parameters_the_defaults_hold(llm):
     [
         (["good", ""], None, "the prompt is empty; it needs at least one token"),
         (["good", [1, 9999]], None, "token id 9999 is outside the vocabulary; ids are 0 to 257"),
-        (["good", [1, 1.0]], None, "token id 1.0 is outside the vocabulary; ids are 0 to 257"),
+        (["good", [1, 1.0]], None, "token id 1.0 is not a whole number"),
         (["good", "x" * 128], None, "the prompt has 128 tokens, but max_model_len is 128"),
-        ([["good"]], None, "token id 'good' is outside the vocabulary"),
+        ([["good"]], None, "token id 'good' is not a whole number"),
         (["good", b"bytes"], None, "a prompt is of type bytes; give text or a list of token ids"),
         ([3.5], None, "a prompt is of type float; give text or a list of token ids"),
         ({"text": "good"}, None, r"a prompt has the keys \['text'\]; give it 'prompt' or"),

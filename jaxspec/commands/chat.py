@@ -16,6 +16,7 @@ from jaxspec.commands.common import (
     check_chat_template,
     decode_utf8,
     engine_of,
+    piped_input,
     print_figures,
     sampling_of,
     write,
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
             opened=opened,
         )
     session = Session(llm, params, system=args.system, enable_thinking=args.enable_thinking)
-    if sys.stdin.isatty():
+    if sys.stdin is not None and sys.stdin.isatty():
         with suppress(ImportError):
             import readline  # noqa: F401 (line editing for `input`)
         print(f"{config.model}: {_HELP}", file=sys.stderr)
@@ -79,8 +80,8 @@ def read_turn() -> str | None:
     Raises:
         RequestError: what is piped in is not UTF-8.
     """
-    if not sys.stdin.isatty():
-        line = sys.stdin.buffer.readline()
+    if sys.stdin is None or not sys.stdin.isatty():
+        line = piped_input().readline()
         return decode_utf8(line).strip() if line else None
     try:
         return input("> ").strip()

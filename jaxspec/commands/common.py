@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rich.console import Console
 from rich.table import Table
@@ -71,6 +71,17 @@ def check_chat_template(tokenizer: Tokenizer) -> None:
         )
 
 
+def piped_input() -> BinaryIO:
+    """The bytes of standard input.
+
+    Raises:
+        RequestError: it is closed.
+    """
+    if sys.stdin is None:
+        raise RequestError("stdin is closed; give it some text, or the prompt as an argument")
+    return sys.stdin.buffer
+
+
 def decode_utf8(data: bytes) -> str:
     """Text of bytes that somebody typed or piped.
 
@@ -87,9 +98,10 @@ def decode_utf8(data: bytes) -> str:
 
 
 def write(text: str) -> None:
-    """Shows a piece of an answer at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Shows a piece of an answer at once, where there is somewhere to show it."""
+    if sys.stdout is not None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def kernels_of(llm: LLM) -> dict[str, str]:

@@ -17,6 +17,7 @@ from jaxspec.commands.common import (
     decode_utf8,
     engine_of,
     kernels_of,
+    piped_input,
     print_choices,
     print_figures,
     sampling_of,
@@ -51,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace, cache_dir: Path) -> int:
     """Streams the answer to stdout and a line of figures to stderr; returns the exit status."""
     params, config = sampling_of(args, _DEFAULTS), engine_of(args)
-    text = decode_utf8(sys.stdin.buffer.read()) if args.prompt == "-" else args.prompt
+    text = decode_utf8(piped_input().read()) if args.prompt == "-" else args.prompt
     if not text.strip():
         raise RequestError("the prompt is empty; give it some text")
     with ProgressDisplay() as progress:

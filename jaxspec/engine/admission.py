@@ -82,16 +82,14 @@ def _check_prompt(request: Request, geometry: Geometry) -> None:
             f"the prompt has {len(prompt)} tokens, but max_model_len is {geometry.max_model_len} "
             "and one token must fit after it; shorten the prompt or raise max_model_len"
         )
-    wrong = [i for i in (*prompt, *request.params.stop_token_ids) if not _is_token(i, geometry)]
-    if wrong:
+    ids = (*prompt, *request.params.stop_token_ids)
+    if strange := [i for i in ids if isinstance(i, bool) or not isinstance(i, (int, np.integer))]:
+        raise RequestError(f"token id {strange[0]!r} is not a whole number; give integer ids")
+    if wrong := [i for i in ids if not 0 <= i < geometry.vocab_size]:
         raise RequestError(
             f"token id {wrong[0]!r} is outside the vocabulary; ids are 0 to "
             f"{geometry.vocab_size - 1}"
         )
-
-
-def _is_token(token_id: object, geometry: Geometry) -> bool:
-    return isinstance(token_id, (int, np.integer)) and 0 <= token_id < geometry.vocab_size
 
 
 def request_key(seed: int | None, engine_seed: int, index: int) -> np.ndarray:
