@@ -14,6 +14,7 @@ from jaxspec import __version__
 from jaxspec.bench import command as bench
 from jaxspec.commands import chat, generate, models
 from jaxspec.config import ConfigError
+from jaxspec.interrupts import resend_lost_interrupts
 from jaxspec.options import Parser, UsageError, parse
 from jaxspec.request import RequestError
 from jaxspec.training import command as train
@@ -48,9 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
+    resend_lost_interrupts()
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

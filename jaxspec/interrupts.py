@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,3 +37,25 @@ def held_back_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if received:
         handler(*received[0])
+
+
+_RESEND_S = 0.05
+
+
+def resend_lost_interrupts() -> None:
+    """Makes a Ctrl-C count that Python would drop.
+
+    One that arrives inside a destructor or a garbage-collection callback, of which jax has one,
+    cannot be raised there; it is sent again a moment later, when other code runs.
+    """
+    report = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            report(unraisable)
+            return
+        timer = threading.Timer(_RESEND_S, os.kill, (os.getpid(), signal.SIGINT))
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = hook
