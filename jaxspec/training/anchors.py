@@ -47,20 +47,25 @@ class Labels:
     source: jax.Array  # i32[R, A, K] row index of the token, clipped to the row
 
 
+def possible_anchors(rows: TokenRows) -> jax.Array:
+    """bool[R, S]: which tokens may stand for the bonus token of a verify step.
+
+    It and the token after it must be the target's own (DFlash, arXiv 2602.06036, section 4.2).
+    """
+    own, nxt = rows.supervised[:, :-1], rows.supervised[:, 1:]
+    together = rows.segments[:, :-1] == rows.segments[:, 1:]
+    return jnp.pad(own & nxt & together, ((0, 0), (0, 1)))
+
+
 def sample_anchors(key: jax.Array, rows: TokenRows, num_anchors: int) -> Anchors:
     """Draws distinct anchors of each row uniformly, all of them where there are too few.
-
-    An anchor stands for the bonus token of a verify step, so it and the token after it must be
-    the target's own (DFlash, arXiv 2602.06036, section 4.2).
 
     Args:
         key: a jax.random key.
         rows: packed conversations.
         num_anchors: A.
     """
-    own, nxt = rows.supervised[:, :-1], rows.supervised[:, 1:]
-    together = rows.segments[:, :-1] == rows.segments[:, 1:]
-    possible = jnp.pad(own & nxt & together, ((0, 0), (0, 1)))
+    possible = possible_anchors(rows)
     draw = jax.random.uniform(key, possible.shape, jnp.float32)
     draw = jnp.where(possible, draw, -1.0)
     best, index = jax.lax.top_k(draw, min(num_anchors, possible.shape[1]))

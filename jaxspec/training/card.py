@@ -90,9 +90,9 @@ def _measured_lines(facts: CardFacts) -> list[str]:
     if facts.held_out is not None:
         slots = ", ".join(f"{100 * x:.1f}" for x in facts.held_out["slot_accuracy"])
         lines += [
-            f"At random positions of held-out answers, as training measures: simulated accept "
-            f"length {facts.held_out['simulated_accept_length']:.2f}; slots right, one by one: "
-            f"{slots} %.",
+            f"On held-out greedy answers, as training measures it: "
+            f"{facts.held_out['simulated_accept_length']:.2f} tokens a verify step. Slots right, "
+            f"one by one, at all positions: {slots} %.",
             "",
         ]
     if facts.acceptance:

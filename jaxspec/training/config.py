@@ -77,6 +77,10 @@ class TrainConfig:
                 f"micro_batch is {self.micro_batch}, which does not divide batch_rows "
                 f"{self.batch_rows}; choose a divisor"
             )
+        if self.num_anchors > self.row_len:
+            raise TrainingError(
+                f"num_anchors is {self.num_anchors}, but a row has {self.row_len} tokens; lower it"
+            )
         for name in ("learning_rate", "clip", "save_minutes", "gamma", "max_minutes"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafters.dflash_params import DFlashParams
@@ -25,16 +24,15 @@ from jaxspec.training.schedule import WARM_STEPS, Horizon, learning_rate_at
 from jaxspec.training.step import (
     StepSpec,
     TrainState,
-    build_measure,
     build_train_step,
     served_params,
 )
+from jaxspec.training.walk import build_walk
 
 _LOG_EVERY = 20  # steps between entries of the metrics file
 _TIMED_FROM = 4  # the first steps compile
 _IN_FLIGHT = 2  # steps dispatched before the oldest is waited for
-_HELD_OUT_ROWS = 64
-_ROWS_AT_ONCE = 8
+_HELD_OUT_ROWS = {"gpu": 64}  # that are measured; elsewhere it takes too long
 
 
 class Best(NamedTuple):
@@ -78,7 +76,11 @@ def run_steps(
         What was written out last, and the seconds used.
     """
     train_step = build_train_step(tools.spec)
-    measure = _measurement(tools.spec, tools.target, held_out)
+    measure = None
+    if held_out is not None:
+        size = min(_HELD_OUT_ROWS.get(jax.default_backend(), 8), len(held_out))
+        some = held_out.take(np.arange(size))
+        measure = build_walk(replace(tools.spec, micro_batches=1), tools.target, some)
     clock = _Clock(tools.notes["elapsed_s"])
     in_flight: deque[SlotSums] = deque()
     best = Best(**tools.notes["best"]) if tools.notes["best"] else None
@@ -168,24 +170,3 @@ def _fit_horizon(horizon: Horizon, step: int, clock: _Clock, sums: SlotSums) -> 
         seconds = clock.since_mark_s / (WARM_STEPS - _TIMED_FROM)
         horizon.fit(done=step, elapsed_s=clock.elapsed_s, seconds_a_step=seconds)
     clock.mark()
-
-
-def _measurement(
-    spec: StepSpec, target: TargetParams, held_out: PackedRows | None
-) -> Callable[[DFlashParams], Metrics] | None:
-    """(drafter's params) -> ratios over the held-out rows; None without such rows."""
-    if held_out is None:
-        return None
-    measure = build_measure(replace(spec, micro_batches=1))
-    size = min(_HELD_OUT_ROWS, len(held_out))
-    chunk = min(_ROWS_AT_ONCE, size)
-    parts = [
-        TokenRows.from_host(held_out.take(np.arange(start, start + chunk)))
-        for start in range(0, size - chunk + 1, chunk)
-    ]
-
-    def run(params: DFlashParams) -> Metrics:
-        sums = [measure(params, target, part) for part in parts]
-        return ratios(jax.tree.map(lambda *leaves: jnp.stack(leaves).sum(0), *sums))
-
-    return run

@@ -99,7 +99,7 @@ def block_loss(
     labels: Labels,
     teacher: jax.Array | None,
     spec: LossSpec,
-) -> tuple[jax.Array, SlotSums]:
+) -> tuple[jax.Array, tuple[SlotSums, jax.Array]]:
     """Sums the weighted loss of all slots of all blocks.
 
     Args:
@@ -111,8 +111,9 @@ def block_loss(
         spec: weights and chunking.
 
     Returns:
-        The numerator of the loss, with a gradient for `hidden`, and the sums. Divide by
-        `sums.norm`, over all micro-batches of a step together.
+        The numerator of the loss, with a gradient for `hidden`; the sums; and f32[R, A] the
+        leading correct slots of each block + 1. Divide the numerator by `sums.norm`, over all
+        micro-batches of a step together.
     """
     num_slots, width = hidden.shape[-2:]
     blocks = _Chunk(
@@ -121,24 +122,25 @@ def block_loss(
         labels.valid.reshape(-1, num_slots),
         None if teacher is None else teacher.reshape(-1, num_slots, width),
     )
-    return _summed(blocks.hidden, blocks._replace(hidden=None), head, spec)
+    loss, sums, lengths = _summed(blocks.hidden, blocks._replace(hidden=None), head, spec)
+    return loss, (sums, lengths.reshape(hidden.shape[:2]))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _summed(
     hidden: jax.Array, rest: _Chunk, head: jax.Array, spec: LossSpec
-) -> tuple[jax.Array, SlotSums]:
-    sums, _ = _over_chunks(hidden, rest, head, spec, with_grad=False)
-    return sums.loss, sums
+) -> tuple[jax.Array, SlotSums, jax.Array]:
+    sums, lengths, _ = _over_chunks(hidden, rest, head, spec, with_grad=False)
+    return sums.loss, sums, lengths
 
 
 def _summed_fwd(hidden, rest, head, spec):
-    sums, grad = _over_chunks(hidden, rest, head, spec, with_grad=True)
-    return (sums.loss, sums), grad
+    sums, lengths, grad = _over_chunks(hidden, rest, head, spec, with_grad=True)
+    return (sums.loss, sums, lengths), grad
 
 
 def _summed_bwd(spec, grad, cotangents):
-    loss_cotangent, _ = cotangents
+    loss_cotangent, *_ = cotangents
     return grad * loss_cotangent.astype(grad.dtype), None, None
 
 
@@ -147,8 +149,8 @@ _summed.defvjp(_summed_fwd, _summed_bwd)
 
 def _over_chunks(
     hidden: jax.Array, rest: _Chunk, head: jax.Array, spec: LossSpec, *, with_grad: bool
-) -> tuple[SlotSums, jax.Array | None]:
-    """Sums over chunks of blocks, and the gradient of the loss for `hidden`, shaped like it."""
+) -> tuple[SlotSums, jax.Array, jax.Array | None]:
+    """Sums over chunks of blocks, each block's length, the gradient of the loss for `hidden`."""
     num_blocks = hidden.shape[0]
     chunk = min(spec.chunk, num_blocks)
     missing = -num_blocks % chunk
@@ -162,19 +164,18 @@ def _over_chunks(
     slots = jnp.zeros((hidden.shape[1],), jnp.float32)
     start = SlotSums(slots, slots, zeros, zeros, zeros, zeros)
 
-    def add(sums: SlotSums, part: _Chunk) -> tuple[SlotSums, jax.Array | None]:
-        more, grad = _chunk_loss(part, head, spec, with_grad=with_grad)
-        return jax.tree.map(jnp.add, sums, more), grad
+    def add(sums: SlotSums, part: _Chunk) -> tuple[SlotSums, tuple[jax.Array, jax.Array | None]]:
+        more, *of_blocks = _chunk_loss(part, head, spec, with_grad=with_grad)
+        return jax.tree.map(jnp.add, sums, more), tuple(of_blocks)
 
-    sums, grads = jax.lax.scan(add, start, chunks)
-    if not with_grad:
-        return sums, None
-    return sums, grads.reshape(-1, *hidden.shape[1:])[:num_blocks]
+    sums, of_blocks = jax.lax.scan(add, start, chunks)
+    lengths, grads = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_blocks], of_blocks)
+    return sums, lengths, grads
 
 
 def _chunk_loss(
     part: _Chunk, head: jax.Array, spec: LossSpec, *, with_grad: bool
-) -> tuple[SlotSums, jax.Array | None]:
+) -> tuple[SlotSums, jax.Array, jax.Array | None]:
     logits = logits_of(part.hidden, head)
     top = logits.max(axis=-1)
     log_total = top + jnp.log(jnp.exp(logits - top[..., None]).sum(-1))
@@ -198,7 +199,7 @@ def _chunk_loss(
         norm=norm,
     )
     if not with_grad:
-        return sums, None
+        return sums, accepted, None
     # d loss / d logits = w (p - wanted); the one-hot part of `wanted` is a row of the head.
     error = jnp.exp(logits - log_total[..., None])
     if spec.soft_labels:
@@ -207,7 +208,7 @@ def _chunk_loss(
     grad = jnp.einsum("ckv,ve->cke", error, head, preferred_element_type=jnp.float32)
     label_rows = head.at[part.labels].get(mode="clip").astype(jnp.float32)
     grad -= (1 - spec.soft_labels) * weights[..., None] * label_rows
-    return sums, grad.astype(part.hidden.dtype)
+    return sums, accepted, grad.astype(part.hidden.dtype)
 
 
 def _weights(log_probs: jax.Array, valid: jax.Array, spec: LossSpec) -> tuple[jax.Array, jax.Array]:

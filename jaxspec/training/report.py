@@ -23,7 +23,7 @@ def ratios(sums: Any) -> Metrics:
     """What the raw sums of blocks (`loss.SlotSums`) mean.
 
     Slot accuracies are of the slots that have a label; the simulated accept length is the mean
-    over random anchors, which serving visits unevenly, so it is a little above what is served.
+    over the blocks, wherever they begin; see `walk` for what serving makes of it.
     """
     seen = np.maximum(np.asarray(sums.seen), 1.0)
     blocks = max(float(sums.blocks), 1.0)

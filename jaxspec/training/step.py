@@ -16,13 +16,19 @@ from jaxspec.drafters.dflash_config import DFlashConfig
 from jaxspec.drafters.dflash_params import DFlashParams
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.layers import TargetParams, embed_tokens
-from jaxspec.training.anchors import Anchors, Labels, TokenRows, labels_of, sample_anchors
+from jaxspec.training.anchors import (
+    Anchors,
+    Labels,
+    TokenRows,
+    labels_of,
+    possible_anchors,
+    sample_anchors,
+)
 from jaxspec.training.dflash import block_hidden, block_ids
 from jaxspec.training.loss import LossSpec, SlotSums, block_loss
 from jaxspec.training.target import build_dense_forward
 
 _BETAS = (0.9, 0.95)
-_EVAL_KEY = 0x5EED  # measurements use the same anchors every time
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,9 @@ def build_train_step(spec: StepSpec) -> TrainStep:
     def train_step(state, target, rows, key, learning_rate):
         def numerator(params, target, rows, key) -> tuple[jax.Array, SlotSums]:
             params = served_params(params, state.feature_scale)
-            return forward(params, target, rows, sample_anchors(key, rows, spec.num_anchors))
+            anchors = sample_anchors(key, rows, spec.num_anchors)
+            loss, (sums, _) = forward(params, target, rows, anchors)
+            return loss, sums
 
         key = jax.random.fold_in(key, state.step)
         value_and_grad = jax.value_and_grad(numerator, has_aux=True)
@@ -165,12 +173,16 @@ def build_train_step(spec: StepSpec) -> TrainStep:
 @functools.lru_cache(maxsize=16)
 def build_measure(
     spec: StepSpec,
-) -> Callable[[DFlashParams, TargetParams, TokenRows], SlotSums]:
-    """Builds (params, target params, rows) -> sums over the same anchors every time."""
+) -> Callable[[DFlashParams, TargetParams, TokenRows, jax.Array], tuple[SlotSums, jax.Array]]:
+    """Builds (params, target params, rows, index i32[R, A]) -> (sums, f32[R, A] lengths).
+
+    The blocks begin where `index` says; one that begins at a token that cannot be a bonus token
+    counts nowhere.
+    """
     forward = _build_forward(spec)
 
-    def measure(params: DFlashParams, target: TargetParams, rows: TokenRows) -> SlotSums:
-        anchors = sample_anchors(jax.random.key(_EVAL_KEY), rows, spec.num_anchors)
+    def measure(params, target, rows, index):
+        anchors = Anchors(index, jnp.take_along_axis(possible_anchors(rows), index, axis=1))
         return forward(params, target, rows, anchors)[1]
 
     return jax.jit(measure)

@@ -74,7 +74,7 @@ def test_loss_and_gradient_equal_those_of_all_logits_at_once(chunk, weighting, s
             lambda h: block_loss(h, head, labels, teacher if soft else None, spec), has_aux=True
         )
     )
-    (loss, sums), grad = run(hidden)
+    (loss, (sums, _)), grad = run(hidden)
     expected, expected_grad = plain(spec)(hidden, head, labels, teacher)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(sums.loss, loss, rtol=0)
@@ -102,7 +102,10 @@ def test_sums_count_correct_slots_and_simulate_the_accept_length():
         jnp.asarray(tokens, jnp.int32), jnp.asarray(valid), jnp.zeros(tokens.shape, jnp.int32)
     )
     spec = LossSpec(block_size=4, gamma=2.0, chunk=2)
-    _, sums = block_loss(jnp.asarray(head[guesses]), jnp.asarray(head), labels, None, spec)
+    _, (sums, lengths) = block_loss(
+        jnp.asarray(head[guesses]), jnp.asarray(head), labels, None, spec
+    )
+    assert lengths.tolist() == [[3.0, 1.0, 2.0, 1.0]]
     assert sums.correct.tolist() == [2.0, 2.0, 1.0]
     assert sums.seen.tolist() == [3.0, 2.0, 2.0]
     assert (sums.accept_length, sums.blocks) == (6.0, 3.0)
@@ -112,7 +115,7 @@ def test_sums_count_correct_slots_and_simulate_the_accept_length():
 def test_dpace_is_divided_by_the_number_of_blocks():
     hidden, head, labels, _ = arrays()
     spec = LossSpec(block_size=4, weighting="dpace", chunk=8)
-    _, sums = block_loss(hidden, head, labels, None, spec)
+    _, (sums, _) = block_loss(hidden, head, labels, None, spec)
     assert float(sums.norm) == float(sums.blocks) == np.asarray(labels.valid)[..., 0].sum()
 
 

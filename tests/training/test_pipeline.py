@@ -20,10 +20,13 @@ from jaxspec.training.checkpoint import Checkpoints
 from jaxspec.training.config import DataConfig, TrainConfig, TrainingError
 from jaxspec.training.conversations import HELD_OUT, TRAIN, load_conversations, parts
 from jaxspec.training.data import make_data, read_texts
+from jaxspec.training.loss import LossSpec
 from jaxspec.training.report import read_metrics
 from jaxspec.training.rows import pack_rows
+from jaxspec.training.step import StepSpec
 from jaxspec.training.target import build_dense_forward
 from jaxspec.training.train import train
+from jaxspec.training.walk import build_walk
 from jaxspec.weights.load import load_dflash, load_target
 from tests.tiny_model import write_tiny_model
 
@@ -85,8 +88,8 @@ def trained(home):
     return train(train_config(home, "overfit", max_steps=400, measure_every=200), cache_dir=home)
 
 
-def serve(home, drafter):
-    """(engine, finished outputs) of the training prompts, greedily."""
+def serve(home, drafter, kind=TRAIN):
+    """(engine, finished outputs) of the prompts of a kind, greedily."""
     assembled = assemble(
         EngineConfig(
             model=str(home / "model"),
@@ -98,7 +101,7 @@ def serve(home, drafter):
         cache_dir=home,
     )
     engine, tokenizer = assembled.engine, assembled.tokenizer
-    for text in read_texts(home / "data", TRAIN):
+    for text in read_texts(home / "data", kind):
         ids = tokenizer.encode_chat([{"role": "user", "content": text}])
         params = SamplingParams(temperature=0.0, max_tokens=20)
         engine.add_request(Request(text, tuple(ids), params))
@@ -120,6 +123,25 @@ def test_overfitting_reaches_the_block_size_in_serving(home, trained):
         for text, c in zip(read_texts(home / "data", TRAIN), conversations, strict=True)
     ]
     assert np.mean(same) > 0.9  # near ties may fall the other way in another batch shape
+
+
+def test_the_walk_over_held_out_text_is_what_serving_yields(home, trained):
+    """Step for step, with the weights as they were written out."""
+    engine, outputs = serve(home, trained.folder, HELD_OUT)
+    rows = pack_rows(load_conversations(home / "data", HELD_OUT), 64, seed=0)
+    opened = open_model(EngineConfig(model=str(home / "model")), cache_dir=home)
+    drafter, params = load_dflash(trained.folder, opened.checkpoint.config, "float32")
+    spec = StepSpec(
+        target=opened.checkpoint.config,
+        drafter=drafter,
+        loss=LossSpec(block_size=BLOCK),
+        num_anchors=24,  # does not divide a row
+        compute_dtype="float32",
+    )
+    walked = build_walk(spec, load_target(opened.checkpoint, "float32"), rows)(params)
+    lengths = [len(output.outputs[0].token_ids) for output in outputs.values()]
+    assert sum(lengths) == rows.supervised.sum()
+    assert walked["simulated_accept_length"] == (sum(lengths) - 8) / engine.stats.num_verifies
 
 
 def test_data_is_what_the_target_says_greedily(home):
@@ -177,7 +199,7 @@ def test_the_best_measured_drafter_is_kept(home, monkeypatch):
 
         return measure
 
-    monkeypatch.setattr(loop, "_measurement", measurement)
+    monkeypatch.setattr(loop, "build_walk", measurement)
     result = train(train_config(home, "best", measure_every=2), cache_dir=home)
     assert (result.steps, result.held_out["simulated_accept_length"]) == (4, 2.5)
     target = open_model(EngineConfig(model=str(home / "model")), cache_dir=home).checkpoint.config

@@ -152,6 +152,7 @@ def test_dtype_and_attention_follow_the_device():
         ({"num_layers": 0}, "num_layers is 0; it must be at least 1"),
         ({"block_size": 1}, "block_size is 1; it must be at least 2"),
         ({"micro_batch": 5}, "micro_batch is 5, which does not divide batch_rows 32"),
+        ({"row_len": 100}, "num_anchors is 128, but a row has 100 tokens; lower it"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be above 0"),
         ({"max_minutes": -1.0}, "max_minutes is -1.0; it must be above 0"),
         ({"warmup": 1.5}, "warmup is 1.5; it must be from 0 to 1"),
