@@ -91,6 +91,7 @@ def make_engine(
     split: bool = False,
     make_detokenizer=None,
     table_seed: int = 0,
+    expected_accept_length: float | None = None,
     **geometry_changes,
 ) -> Engine:
     """An engine over the table target.
@@ -118,6 +119,7 @@ def make_engine(
         eos_token_ids=(EOS,),
         make_detokenizer=make_detokenizer,
         overlap=overlap,
+        expected_accept_length=expected_accept_length,
     )
 
 

@@ -35,6 +35,7 @@ from jaxspec.weights.load import load_target
 from kernels_pallas.dispatch import Choice, Device, pick
 
 _MIN_GPU_JAX = (0, 11, 1)
+_USEFUL_ACCEPT_LENGTH = 1.2  # of a trained drafter; below it something does not fit
 _MEASURED_LEN = 1024  # tokens of context that the engines of a measurement hold
 
 
@@ -200,6 +201,7 @@ def _build(
         make_detokenizer=_detokenizers(tokenizer) if loaded.detokenize else None,
         overlap=config.overlap,
         seed=config.seed,
+        expected_accept_length=_USEFUL_ACCEPT_LENGTH if plan.feature_layers else None,
     )
     choices = (
         ("model", checkpoint.name, str(checkpoint.path)),

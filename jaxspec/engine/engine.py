@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +36,10 @@ from jaxspec.future_map import (
     resolve_seq_lens_cpu,
 )
 from jaxspec.request import FinishReason, Request, RequestError, RequestOutput
+
+log = logging.getLogger(__name__)
+
+_VERIFIES_TO_JUDGE = 64  # slot-steps
 
 
 @dataclass(slots=True)
@@ -81,6 +86,7 @@ class Engine:
 
     steps: the programs for batches of greedy requests and for others, by `greedy`.
     make_detokenizer: called per request; None where nobody asks for text.
+    expected_accept_length: a mean below it, once enough was drafted, is worth a warning.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class Engine:
         make_detokenizer: Callable[[Request], Detokenizer] | None = None,
         overlap: bool = True,
         seed: int = 0,
+        expected_accept_length: float | None = None,
     ):
         self.geometry = geometry
         self.stats = EngineStats(accept_lengths=[0] * (geometry.block_size + 1))
@@ -102,6 +109,7 @@ class Engine:
         self._make_detokenizer = make_detokenizer
         self._overlap = overlap
         self._seed = seed
+        self._expected_accept_length = expected_accept_length
         self._num_requests = 0
         self._pool = PagePool(geometry.num_pages)
         self._promised_pages = 0
@@ -337,7 +345,21 @@ class Engine:
             sums.num_accepted += num_accepted
             sums.num_committed += num_committed
         self.stats.accept_lengths[num_accepted + 1] += 1
+        if self.stats.num_verifies == _VERIFIES_TO_JUDGE:
+            self._warn_of_useless_drafts()
         seq.metrics.accept_lengths.append(num_accepted + 1)
+
+    def _warn_of_useless_drafts(self) -> None:
+        """A drafter made for another model, or misread, shows in nothing but its accept length."""
+        mean = 1.0 + self.stats.num_accepted / self.stats.num_verifies
+        if self._expected_accept_length is not None and mean < self._expected_accept_length:
+            log.warning(
+                "mean accept length is %.2f after %d verify steps, below %.1f; check that the "
+                "drafter was made for this model, or use --drafter none",
+                mean,
+                self.stats.num_verifies,
+                self._expected_accept_length,
+            )
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """Ends a request for its caller; slot and pages follow once nothing of it is in flight."""
