@@ -19,7 +19,7 @@ class CardFacts:
 
     data: the meta file of the training data. settings: of the run. held_out: ratios of the last
     measurement, see `report.ratios`. device: that it was trained on. acceptance: rows of a table
-    of measured accept lengths, keyed by column.
+    of measured accept lengths, keyed by column. remark: what else to know, a paragraph.
     """
 
     name: str
@@ -33,6 +33,7 @@ class CardFacts:
     device: str
     held_out: Mapping[str, Any] | None = None
     acceptance: Sequence[Mapping[str, Any]] = ()
+    remark: str = ""
 
 
 def model_card(facts: CardFacts) -> str:
@@ -46,6 +47,7 @@ def model_card(facts: CardFacts) -> str:
         "pass, which the target then verifies in one of its own. Text is the target's, whatever "
         "the drafter guesses.",
         "",
+        *([facts.remark, ""] if facts.remark else []),
         f'    jaxspec generate --model {facts.target} --drafter PATH_OF_THIS_FOLDER "..."',
         "",
         "| | |",
