@@ -38,6 +38,7 @@ from jaxspec.training.prompts import (
 from jaxspec.weights.files import Progress, no_progress
 
 _SEQS = {"gpu": 768}  # answers at once; enough that a step reads more KV than weights
+_DECODE_STEPS = {"gpu": 16}  # in one dispatch, else the host is what is waited for
 _FRAME_TOKENS = 96  # that a chat template may add
 
 
@@ -123,7 +124,8 @@ def _open(
             dtype=config.dtype,
             kernels=config.kernels,
             max_num_seqs=config.max_num_seqs or _SEQS.get(jax.default_backend(), 32),
-            max_num_batched_tokens=4096,
+            max_num_batched_tokens=8192,
+            decode_steps=_DECODE_STEPS.get(jax.default_backend()),
             max_model_len=min(longest, opened.checkpoint.config.max_position_embeddings),
             seed=config.seed,
         ),

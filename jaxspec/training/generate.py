@@ -99,7 +99,9 @@ def complete(
             if output.error is not None:
                 raise RuntimeError(f"the target failed on a prompt: {output.error}")
             ids = output.outputs[0].token_ids
-            loops = stop_loops and len(ids) % _LOOP_CHECK == 0 and loop_start(ids) is not None
+            # A dispatch may bring several tokens: has the text passed a multiple?
+            due = stop_loops and len(ids) % _LOOP_CHECK < engine.geometry.decode_steps
+            loops = due and loop_start(ids) is not None
             if not output.finished and not loops:
                 continue
             if not output.finished:

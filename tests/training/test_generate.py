@@ -73,3 +73,15 @@ def test_a_share_of_the_answers_is_sampled():
     assert 60 < len(sampled) < 140
     assert set(sampled) == {0.8}
     assert len({each.params.seed for each in asked}) == 400
+
+
+def test_a_dispatch_of_several_steps_changes_no_completion(monkeypatch):
+    """As bulk generation runs on a GPU; a loop is seen at the first look after 4 tokens."""
+    monkeypatch.setattr(generate, "_LOOP_CHECK", 4)
+    engine = make_engine("none", decode_steps=3)
+    for each, result in zip(wanted(), complete(engine, wanted()), strict=True):
+        assert result.token_ids == list(expected(each))
+    monkeypatch.setattr(generate, "loop_start", lambda ids: 0)
+    for result in complete(engine, wanted(max_tokens=20), stop_loops=True):
+        assert len(result.token_ids) <= 4 + 3 or result.ended
+    engine.check_idle()
