@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from jaxspec.checks import check_field_types
+from jaxspec.mode import Mode
 
 DEFAULT_MAX_TOKENS = 16
 MAX_SEED = 2**64 - 1
@@ -110,6 +111,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True where the highest logit is taken, whatever the filters say."""
         return self.temperature == 0.0
+
+    @property
+    def mode(self) -> Mode:
+        """The least mode of a batch that serves these settings."""
+        return Mode.GREEDY if self.greedy else Mode.SAMPLED
 
 
 def _check_range(

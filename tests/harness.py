@@ -17,6 +17,7 @@ from jaxspec.drafters.none import build_none
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import Steps, build_steps
+from jaxspec.mode import Mode
 from jaxspec.models.base import Target
 from jaxspec.request import Request, RequestOutput, SamplingParams
 from tests import oracle
@@ -107,10 +108,7 @@ def make_engine(
     table = jnp.asarray(make_table(table_seed))
     script = script_of(accepts)
     params = ModelParams(table, ScriptedParams(jnp.asarray(script), table))
-    steps = {
-        greedy: shared_steps(geometry, target, drafter, greedy=greedy, split=split)
-        for greedy in (True, False)
-    }
+    steps = {mode: shared_steps(geometry, target, drafter, mode=mode, split=split) for mode in Mode}
     return Engine(
         geometry,
         params,
@@ -124,19 +122,19 @@ def make_engine(
 
 
 def shared_steps(
-    geometry: Geometry, target: Target, drafter: Drafter, *, greedy: bool, split: bool
+    geometry: Geometry, target: Target, drafter: Drafter, *, mode: Mode, split: bool
 ) -> Steps:
     """`build_steps`, where programs that do not depend on a setting are built without it.
 
     Loops and buckets concern the host, forcing the decode step alone; compiling is what tests
     spend their time on.
     """
-    own = build_steps(geometry, target, drafter, greedy=greedy, split=split)
+    own = build_steps(geometry, target, drafter, mode=mode, split=split)
     plain = dict(decode_steps=1, prefill_buckets=(4,), batch_buckets=(4,))
     common = dataclasses.replace(geometry, **plain)
-    decode = build_steps(common, target, drafter, greedy=greedy, split=split).decode
+    decode = build_steps(common, target, drafter, mode=mode, split=split).decode
     unforced = dataclasses.replace(common, force_accept=None)
-    prefill = build_steps(unforced, target, drafter, greedy=greedy).prefill
+    prefill = build_steps(unforced, target, drafter, mode=mode).prefill
     return Steps(prefill=prefill, decode=decode, decode_loop=own.decode_loop)
 
 
@@ -205,26 +203,26 @@ class Call(NamedTuple):
     """A program that the host loop called."""
 
     kind: str  # "prefill" | "decode" | "decode_loop"
-    greedy: bool
+    mode: Mode
     packed: np.ndarray  # the very array that was handed over
 
 
 def intercept(engine: Engine, around) -> None:
-    """Puts `around(kind, greedy, step, params, state, packed)` in place of each program."""
-    for greedy, steps in list(engine._steps.items()):
+    """Puts `around(kind, mode, step, params, state, packed)` in place of each program."""
+    for mode, steps in list(engine._steps.items()):
         wrapped = {
-            kind: functools.partial(around, kind, greedy, step) if step is not None else None
+            kind: functools.partial(around, kind, mode, step) if step is not None else None
             for kind, step in steps._asdict().items()
         }
-        engine._steps[greedy] = Steps(**wrapped)
+        engine._steps[mode] = Steps(**wrapped)
 
 
 def record(engine: Engine) -> list[Call]:
     """Records every program that the engine calls from now on."""
     calls: list[Call] = []
 
-    def around(kind, greedy, step, params, state, packed):
-        calls.append(Call(kind, greedy, packed))
+    def around(kind, mode, step, params, state, packed):
+        calls.append(Call(kind, mode, packed))
         return step(params, state, packed)
 
     intercept(engine, around)

@@ -17,6 +17,7 @@ LAYERS = [
         "jaxspec.checks",
         "jaxspec.checks",
         "jaxspec.config",
+        "jaxspec.mode",
         "jaxspec.request",
         "jaxspec.tokenizer",
         "jaxspec.chat_template",
@@ -54,6 +55,7 @@ SURFACE = LAYERS.index(["jaxspec.llm"])
 HOST_ONLY = [
     "jaxspec.checks",
     "jaxspec.config",
+    "jaxspec.mode",
     "jaxspec.request",
     "jaxspec.tokenizer",
     "jaxspec.detokenizer",

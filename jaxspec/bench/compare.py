@@ -17,6 +17,7 @@ from jaxspec.bench.rig import (
 from jaxspec.bench.settings import Settings
 from jaxspec.bench.step_times import time_steps
 from jaxspec.engine.warmup import warmup
+from jaxspec.mode import Mode
 
 COLUMNS = (
     Column("drafter", "drafter"),
@@ -42,7 +43,7 @@ def run(settings: Settings) -> Result:
             on_progress=settings.on_progress,
         )
         engine = build_engine(rig)
-        warmup(engine, greedy_only=True, on_progress=settings.on_progress)
+        warmup(engine, modes=(Mode.GREEDY,), on_progress=settings.on_progress)
         settings.on_progress(f"measuring {drafter}", 0, 0)
         requests = make_requests(rig, settings.num_prompts, max_tokens=settings.max_tokens)
         work = run_workload(engine, requests, concurrency=rig.geometry.num_slots)

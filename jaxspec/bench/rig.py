@@ -19,6 +19,7 @@ from jaxspec.engine.assemble import assemble
 from jaxspec.engine.engine import Engine, EngineStats
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import Steps, build_steps
+from jaxspec.mode import Mode
 from jaxspec.models import Target
 from jaxspec.models.config import ModelConfig
 from jaxspec.prompts import encode_chat, encode_prompt
@@ -62,7 +63,7 @@ def describe(rig: Rig) -> dict[str, Any]:
 
 def greedy_steps(rig: Rig) -> Steps:
     """The programs of greedy batches, the same ones for every engine of these sizes."""
-    return build_steps(rig.geometry, rig.target, rig.drafter, greedy=True)
+    return build_steps(rig.geometry, rig.target, rig.drafter, mode=Mode.GREEDY)
 
 
 def build_engine(rig: Rig, steps: Steps | None = None, *, overlap: bool = True) -> Engine:
@@ -71,7 +72,7 @@ def build_engine(rig: Rig, steps: Steps | None = None, *, overlap: bool = True) 
         rig.geometry,
         rig.params,
         init_state(rig.geometry, rig.target, rig.drafter),
-        {True: steps or greedy_steps(rig)},
+        {Mode.GREEDY: steps or greedy_steps(rig)},
         eos_token_ids=rig.model_config.eos_token_ids,
         make_detokenizer=lambda request: rig.tokenizer.detokenizer(),
         overlap=overlap,

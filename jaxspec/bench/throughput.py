@@ -8,6 +8,7 @@ from jaxspec.bench.report import Column, Result, number
 from jaxspec.bench.rig import build_engine, describe, load_rig, make_requests, run_workload
 from jaxspec.bench.settings import Settings
 from jaxspec.engine.warmup import warmup
+from jaxspec.mode import Mode
 
 COLUMNS = (
     Column("drafter", "drafter"),
@@ -29,7 +30,7 @@ def run(settings: Settings) -> Result:
             on_progress=settings.on_progress,
         )
         engine = build_engine(rig)
-        warmup(engine, greedy_only=True, on_progress=settings.on_progress)
+        warmup(engine, modes=(Mode.GREEDY,), on_progress=settings.on_progress)
         for concurrency in concurrencies(rig.geometry.num_slots):
             settings.on_progress(f"measuring {drafter}, {concurrency} at once", 0, 0)
             requests = make_requests(rig, settings.num_prompts, max_tokens=settings.max_tokens)

@@ -23,6 +23,7 @@ from jaxspec.engine.self_test import self_test_kernels
 from jaxspec.engine.sequence import Detokenizer
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import build_steps
+from jaxspec.mode import Mode
 from jaxspec.models import Target, build_target
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.layers import TargetParams
@@ -196,7 +197,7 @@ def _build(
         geometry,
         params,
         init_state(geometry, target, drafter),
-        {greedy: build_steps(geometry, target, drafter, greedy=greedy) for greedy in (True, False)},
+        {mode: build_steps(geometry, target, drafter, mode=mode) for mode in Mode},
         eos_token_ids=model.eos_token_ids,
         make_detokenizer=_detokenizers(tokenizer) if loaded.detokenize else None,
         overlap=config.overlap,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxspec.engine.engine import Engine
+from jaxspec.mode import Mode
 
 _RUNS = 5
 _MARGIN = 1.05  # a draw goes to plain decoding, which has fewer parts
@@ -46,11 +47,11 @@ def judge(times: StepTimes, accept_length: float) -> Verdict:
 def measure_step_s(engine: Engine) -> float:
     """The fastest of a few decode steps on a padding row, in seconds; compiles it first."""
     packed = np.zeros((1, 1 + engine.geometry.pages_per_slot), np.int32)
-    engine.run_idle("decode", packed, greedy=True)
+    engine.run_idle("decode", packed, mode=Mode.GREEDY)
     times = []
     for _ in range(_RUNS):
         before = time.perf_counter()
-        engine.run_idle("decode", packed, greedy=True)
+        engine.run_idle("decode", packed, mode=Mode.GREEDY)
         times.append(time.perf_counter() - before)
     return min(times)
 

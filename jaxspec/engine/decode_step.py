@@ -18,6 +18,7 @@ from jaxspec.config import Geometry
 from jaxspec.drafters.base import DraftContext, Drafter, IngestBatch, ModelParams
 from jaxspec.engine.state import DecodeBatch, EngineState, Limits
 from jaxspec.future_map import NON_FINITE_LOGITS, FutureMap, RelayPayload
+from jaxspec.mode import Mode
 from jaxspec.models.base import Block, Target
 from jaxspec.sampling import SamplingRows, greedy_tokens, sample_tokens
 from jaxspec.verify import Accepted, verify
@@ -40,7 +41,7 @@ def build_stages(
     target: Target,
     drafter: Drafter,
     *,
-    greedy: bool,
+    mode: Mode,
     on_publish: OnPublish | None = None,
 ):
     """The two halves of a step: (verify and publish, ingest and stash), as plain functions.
@@ -75,10 +76,11 @@ def build_stages(
         )
 
         def sample(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return choose_tokens(logits, positions, limits.sampling, greedy=greedy)[0]
+            return choose_tokens(logits, positions, limits.sampling, mode=mode)[0]
 
         with jax.named_scope("draft"):
-            context = DraftContext(batch.rows, block, resolved.carry, sample, greedy)
+            is_greedy = mode is Mode.GREEDY
+            context = DraftContext(batch.rows, block, resolved.carry, sample, is_greedy)
             draft, drafter_state = drafter.draft(params, state.drafter_state, context)
             block = block.replace(token_ids=draft.tokens)
         with jax.named_scope("target"):
@@ -88,7 +90,7 @@ def build_stages(
                 target.logits(params.target, out.hidden),
                 block.positions + 1,
                 limits.sampling,
-                greedy=greedy,
+                mode=mode,
             )
             accepted = verify(
                 draft,
@@ -138,12 +140,12 @@ def build_decode_step(
     target: Target,
     drafter: Drafter,
     *,
-    greedy: bool,
+    mode: Mode,
     on_publish: OnPublish | None = None,
 ) -> DecodeStep:
     """Builds (params, DONATED state, packed i32[B, 1 + M]) -> (state, output i32[B, N + 4])."""
     verify_half, ingest_half = build_stages(
-        geometry, target, drafter, greedy=greedy, on_publish=on_publish
+        geometry, target, drafter, mode=mode, on_publish=on_publish
     )
 
     def decode_step(
@@ -157,10 +159,10 @@ def build_decode_step(
 
 @functools.lru_cache(maxsize=64)
 def build_split_decode_step(
-    geometry: Geometry, target: Target, drafter: Drafter, *, greedy: bool
+    geometry: Geometry, target: Target, drafter: Drafter, *, mode: Mode
 ) -> DecodeStep:
     """`build_decode_step` as two programs, so that the output is ready before the ingest runs."""
-    verify_half, ingest_half = build_stages(geometry, target, drafter, greedy=greedy)
+    verify_half, ingest_half = build_stages(geometry, target, drafter, mode=mode)
     first = jax.jit(verify_half, donate_argnames="state")
     second = jax.jit(ingest_half, donate_argnames="state")
 
@@ -175,13 +177,13 @@ def build_split_decode_step(
 
 @functools.lru_cache(maxsize=64)
 def build_decode_loop(
-    geometry: Geometry, target: Target, drafter: Drafter, *, num_steps: int, greedy: bool
+    geometry: Geometry, target: Target, drafter: Drafter, *, num_steps: int, mode: Mode
 ) -> DecodeStep:
     """Builds `num_steps` decode steps in one program: output i32[num_steps, B, N + 4].
 
     Ends early once every row of the batch is frozen; steps not run report nothing committed.
     """
-    verify_half, ingest_half = build_stages(geometry, target, drafter, greedy=greedy)
+    verify_half, ingest_half = build_stages(geometry, target, drafter, mode=mode)
 
     def decode_loop(
         params: ModelParams, state: EngineState, packed: jax.Array
@@ -207,16 +209,16 @@ def build_decode_loop(
 
 
 def choose_tokens(
-    logits: jax.Array, positions: jax.Array, sampling: SamplingRows, *, greedy: bool
+    logits: jax.Array, positions: jax.Array, sampling: SamplingRows, *, mode: Mode
 ) -> tuple[jax.Array, jax.Array]:
     """The target's choice of each position, and where its logits were finite.
 
-    logits: f32[B, N, V]. positions: i32[B, N] of the chosen tokens. greedy: static; a batch
+    logits: f32[B, N, V]. positions: i32[B, N] of the chosen tokens. mode: static; a batch
     without sampling rows computes neither noise nor filters.
     Returns (token_dtype[B, N], bool[B, N]).
     """
     finite = jnp.isfinite(logits.max(-1))
-    if greedy:
+    if mode is Mode.GREEDY:
         return greedy_tokens(logits), finite
     return sample_tokens(logits, positions, sampling), finite
 

@@ -35,6 +35,7 @@ from jaxspec.future_map import (
     describe_errors,
     resolve_seq_lens_cpu,
 )
+from jaxspec.mode import Mode
 from jaxspec.request import FinishReason, Request, RequestError, RequestOutput
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Engine:
 
     Not thread-safe: one thread calls its methods.
 
-    steps: the programs for batches of greedy requests and for others, by `greedy`.
+    steps: the programs of each mode that requests may need.
     make_detokenizer: called per request; None where nobody asks for text.
     expected_accept_length: a mean below it, once enough was drafted, is worth a warning.
     """
@@ -94,7 +95,7 @@ class Engine:
         geometry: Geometry,
         params: ModelParams,
         state: EngineState,
-        steps: dict[bool, Steps],
+        steps: dict[Mode, Steps],
         *,
         eos_token_ids: tuple[int, ...] = (),
         make_detokenizer: Callable[[Request], Detokenizer] | None = None,
@@ -192,9 +193,9 @@ class Engine:
             raise RelayError("; ".join(faults), outputs)
         return outputs
 
-    def run_idle(self, kind: str, packed: np.ndarray, *, greedy: bool) -> None:
+    def run_idle(self, kind: str, packed: np.ndarray, *, mode: Mode) -> None:
         """Runs a program on padding rows alone and waits for it; requests are not touched."""
-        self._state, output = getattr(self._steps[greedy], kind)(self._params, self._state, packed)
+        self._state, output = getattr(self._steps[mode], kind)(self._params, self._state, packed)
         jax.block_until_ready(output)
 
     def check_idle(self) -> None:
@@ -280,8 +281,8 @@ class Engine:
     def _launch(
         self, kind: str, packed: np.ndarray, entries: list[Entry], *, max_commit: int
     ) -> None:
-        greedy = all(entry.seq.request.params.greedy for entry in entries)
-        step = getattr(self._steps[greedy], kind)
+        mode = max(entry.seq.request.params.mode for entry in entries)
+        step = getattr(self._steps[mode], kind)
         self._state, output = step(self._params, self._state, packed)
         output.copy_to_host_async()
         for seq, _ in entries:

@@ -14,6 +14,7 @@ from jaxspec.drafters.base import DraftBlock, Drafter, IngestBatch, ModelParams
 from jaxspec.engine.decode_step import choose_tokens, settle
 from jaxspec.engine.state import EngineState, PrefillBatch
 from jaxspec.future_map import RelayPayload, token_dtype
+from jaxspec.mode import Mode
 from jaxspec.models.base import Block, Target
 from jaxspec.verify import verify
 
@@ -22,7 +23,7 @@ PrefillStep = Callable[[ModelParams, EngineState, jax.Array], tuple[EngineState,
 
 @functools.lru_cache(maxsize=64)
 def build_prefill_step(
-    geometry: Geometry, target: Target, drafter: Drafter, *, greedy: bool
+    geometry: Geometry, target: Target, drafter: Drafter, *, mode: Mode
 ) -> PrefillStep:
     """Builds (params, DONATED state, packed i32[B, W]) -> (state, output i32[B, 1 + 4]).
 
@@ -55,7 +56,7 @@ def build_prefill_step(
             target.logits(params.target, hidden),
             last_positions + 1,
             batch.limits.sampling,
-            greedy=greedy,
+            mode=mode,
         )
         last_ids = jnp.take_along_axis(batch.token_ids, last, axis=1)
         accepted = verify(

@@ -12,6 +12,7 @@ from jaxspec.drafters.base import Drafter, ModelParams
 from jaxspec.engine.decode_step import build_decode_loop, build_decode_step, build_split_decode_step
 from jaxspec.engine.prefill_step import build_prefill_step
 from jaxspec.engine.state import EngineState
+from jaxspec.mode import Mode
 from jaxspec.models.base import Target
 
 # (params, DONATED state, packed i32[B, W]) -> (state, packed output)
@@ -19,7 +20,7 @@ Step = Callable[[ModelParams, EngineState, np.ndarray], tuple[EngineState, Any]]
 
 
 class Steps(NamedTuple):
-    """One family of programs, for batches with sampling rows or without; a program a bucket."""
+    """One family of programs, of one mode; a program a bucket."""
 
     prefill: Step
     decode: Step
@@ -27,7 +28,7 @@ class Steps(NamedTuple):
 
 
 def build_steps(
-    geometry: Geometry, target: Target, drafter: Drafter, *, greedy: bool, split: bool = False
+    geometry: Geometry, target: Target, drafter: Drafter, *, mode: Mode, split: bool = False
 ) -> Steps:
     """Builds the programs; compiling happens at the first call of each shape.
 
@@ -37,10 +38,10 @@ def build_steps(
     loop = None
     if geometry.decode_steps > 1:
         loop = build_decode_loop(
-            geometry, target, drafter, num_steps=geometry.decode_steps, greedy=greedy
+            geometry, target, drafter, num_steps=geometry.decode_steps, mode=mode
         )
     return Steps(
-        prefill=build_prefill_step(geometry, target, drafter, greedy=greedy),
-        decode=build(geometry, target, drafter, greedy=greedy),
+        prefill=build_prefill_step(geometry, target, drafter, mode=mode),
+        decode=build(geometry, target, drafter, mode=mode),
         decode_loop=loop,
     )

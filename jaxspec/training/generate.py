@@ -12,6 +12,7 @@ from jaxspec.engine.assemble import Assembled
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import build_steps
+from jaxspec.mode import Mode
 from jaxspec.request import FinishReason, Request, SamplingParams
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.training.filters import loop_start
@@ -57,7 +58,10 @@ def build_bulk_engine(assembled: Assembled) -> Engine:
         geometry,
         assembled.params,
         init_state(geometry, target, drafter),
-        {greedy: build_steps(geometry, target, drafter, greedy=greedy) for greedy in (True, False)},
+        {
+            mode: build_steps(geometry, target, drafter, mode=mode)
+            for mode in (Mode.GREEDY, Mode.SAMPLED)
+        },
         eos_token_ids=assembled.model_config.eos_token_ids,
     )
 

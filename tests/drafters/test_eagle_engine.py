@@ -22,6 +22,7 @@ from jaxspec.drafters.multi_layer_eagle_params import MultiLayerEagleParams
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import empty_prefill_batch, init_state
 from jaxspec.engine.steps import build_steps
+from jaxspec.mode import Mode
 from jaxspec.models import build_target
 from jaxspec.models.base import Block, Kernels, Target
 from jaxspec.models.config import ModelConfig
@@ -56,7 +57,7 @@ def engine_of(
     params: ModelParams,
     *,
     overlap: bool = True,
-    families=(True, False),
+    families=(Mode.GREEDY, Mode.SAMPLED),
     **geometry,
 ) -> Engine:
     """families: which of the greedy and the sampled programs serve greedy and other batches."""
@@ -66,8 +67,8 @@ def engine_of(
         params,
         init_state(geometry, target, drafter),
         {
-            greedy: build_steps(geometry, target, drafter, greedy=family)
-            for greedy, family in zip((True, False), families, strict=True)
+            mode: build_steps(geometry, target, drafter, mode=family)
+            for mode, family in zip((Mode.GREEDY, Mode.SAMPLED), families, strict=True)
         },
         eos_token_ids=(EOS,),
         overlap=overlap,
@@ -160,8 +161,8 @@ def test_a_step_keeps_shapes_and_dtypes_with_64_bit_types(x64):
     prefill = empty_prefill_batch(4, engine.geometry)
     decode = np.zeros((4, 1 + engine.geometry.pages_per_slot), np.int32)
     for step, packed in (
-        (engine._steps[True].prefill, prefill),
-        (engine._steps[False].decode, decode),
+        (engine._steps[Mode.GREEDY].prefill, prefill),
+        (engine._steps[Mode.SAMPLED].decode, decode),
     ):
         state, _ = jax.eval_shape(step, engine._params, engine._state, packed)
         chex.assert_trees_all_equal_shapes_and_dtypes(state, engine._state)
@@ -395,7 +396,7 @@ def successors(asked) -> list[int]:
 
 def test_a_drafter_that_knows_the_target_is_always_right_at_any_temperature():
     """Drafts are drawn with the noise that the target draws with, at the same positions."""
-    engine = engine_of(*knowing_eagle(), families=(False, False))
+    engine = engine_of(*knowing_eagle(), families=(Mode.SAMPLED, Mode.SAMPLED))
     asked = workload(GREEDY_AND_SAMPLED)
     outputs = run(engine, *asked)
     unlikely = []

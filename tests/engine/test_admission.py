@@ -7,6 +7,7 @@ import pytest
 
 from jaxspec.cache.page_pool import PagePool
 from jaxspec.engine.admission import request_key
+from jaxspec.mode import Mode
 from jaxspec.request import MAX_SEED, Request, RequestError, SamplingParams
 from tests.harness import (
     CONTEXT,
@@ -184,10 +185,10 @@ def test_a_sampled_request_beside_greedy_ones_uses_the_other_programs():
     calls = record(engine)
     greedy = request("g", [1, 2], max_tokens=2)
     run(engine, greedy)
-    assert {call.greedy for call in calls} == {True}
+    assert {call.mode for call in calls} == {Mode.GREEDY}
     calls.clear()
     run(engine, greedy, request("s", [1], temperature=0.5, seed=1, max_tokens=2))
-    assert {call.greedy for call in calls} == {False}
+    assert {call.mode for call in calls} == {Mode.SAMPLED}
 
 
 def test_a_top_k_above_any_vocabulary_filters_nothing():

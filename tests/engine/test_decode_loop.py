@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.engine.engine import pack_decode
+from jaxspec.mode import Mode
 from tests.fakes import PieceDetokenizer, letters
 from tests.harness import (
     LOOP_STEPS,
@@ -47,10 +48,12 @@ def run_both_ways(limits):
     loop, packed = engine_after_prefill(asked)
     single, same = engine_after_prefill(asked)
     assert packed.tolist() == same.tolist()
-    loop_state, loop_output = loop._steps[True].decode_loop(loop._params, loop._state, packed)
+    loop_state, loop_output = loop._steps[Mode.GREEDY].decode_loop(
+        loop._params, loop._state, packed
+    )
     state, outputs = single._state, []
     for _ in range(LOOP_STEPS):
-        state, output = single._steps[True].decode(single._params, state, packed)
+        state, output = single._steps[Mode.GREEDY].decode(single._params, state, packed)
         outputs.append(np.asarray(output))
     return packed, (loop_state, np.asarray(loop_output)), (state, np.stack(outputs))
 

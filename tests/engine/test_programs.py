@@ -16,6 +16,7 @@ from jaxspec.engine.decode_step import build_decode_step, build_stages
 from jaxspec.engine.state import empty_prefill_batch, init_state
 from jaxspec.engine.steps import build_steps
 from jaxspec.engine.warmup import warmup
+from jaxspec.mode import Mode
 from jaxspec.models import build_target
 from tests.fakes import build_table_target
 from tests.harness import (
@@ -34,6 +35,8 @@ from tests.harness import (
 )
 from tests.models import checkpoints
 from tests.test_sampling import primitives_of
+
+MODES = tuple(Mode)
 
 compilations = []
 
@@ -68,11 +71,15 @@ def test_nothing_compiles_after_warm_up(drafter, sampled, options):
     """F27 without logprobs and penalties: any batch size, admission, finish and abort."""
     engine = make_engine(drafter, **options)
     seen = []
-    warmup(engine, greedy_only=not sampled, on_progress=lambda *args: seen.append(args))
+    warmup(
+        engine,
+        modes=MODES[:2] if sampled else MODES[:1],
+        on_progress=lambda *args: seen.append(args),
+    )
     buckets = len(engine.geometry.prefill_buckets) + len(engine.geometry.batch_buckets)
     total = buckets * (2 if sampled else 1)
     assert seen == [("compiling", done, total) for done in range(total + 1)]
-    families = [engine._steps[greedy] for greedy in ((True, False) if sampled else (True,))]
+    families = [engine._steps[mode] for mode in MODES[: 2 if sampled else 1]]
     sizes = [(step.prefill._cache_size(), step.decode._cache_size()) for step in families]
     for asked in workload(sampled):  # what the oracle compiles must not count
         check(
@@ -106,7 +113,7 @@ def test_the_listener_hears_a_compilation():
 def test_warm_up_changes_no_row_of_a_request():
     engine = make_engine()
     fresh = jax.device_get(init_state(engine.geometry, *models_of("scripted")).future_map)
-    warmup(engine, greedy_only=True)
+    warmup(engine, modes=MODES[:1])
     warm = jax.device_get(engine._state.future_map)
     for name in ("output_tokens", "seq_lens", "errors"):
         assert getattr(warm, name).tolist() == getattr(fresh, name).tolist()
@@ -123,10 +130,10 @@ def test_the_state_of_before_is_deleted_by_a_step(kind):
     engine = make_engine(split=kind == "split")
     before = jax.tree.leaves(engine._state)
     if kind == "prefill":
-        engine.run_idle("prefill", empty_prefill_batch(4, engine.geometry), greedy=True)
+        engine.run_idle("prefill", empty_prefill_batch(4, engine.geometry), mode=Mode.GREEDY)
     else:
         packed = np.zeros((4, 1 + engine.geometry.pages_per_slot), np.int32)
-        engine.run_idle("decode", packed, greedy=True)
+        engine.run_idle("decode", packed, mode=Mode.GREEDY)
     assert all(leaf.is_deleted() for leaf in before)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(engine._params))
     with pytest.raises(RuntimeError, match="deleted"):
@@ -161,7 +168,7 @@ def test_the_host_reads_one_small_output_a_dispatch_and_nothing_else(overlap):
     engine = make_engine(overlap=overlap)
     log, outputs = [], []
 
-    def around(kind, greedy, step, params, state, packed):
+    def around(kind, mode, step, params, state, packed):
         state, output = step(params, state._sealed, packed)
         outputs.append(CountedOutput(output, log))
         log.append(("dispatch", id(outputs[-1])))
@@ -214,12 +221,12 @@ def test_the_toy_programs_work_in_place(kind):
     engine = make_engine(decode_steps=LOOP_STEPS)
     geometry = engine.geometry
     packed = empty_prefill_batch(4, geometry) if kind == "prefill" else decode_batch(geometry)
-    step = getattr(engine._steps[True], kind)
+    step = getattr(engine._steps[Mode.GREEDY], kind)
     assert_in_place(compiled(step, engine._params, engine._state, packed), engine._state)
 
 
 def assert_split_in_place(geometry, target, drafter, params, state):
-    verify_half, ingest_half = build_stages(geometry, target, drafter, greedy=True)
+    verify_half, ingest_half = build_stages(geometry, target, drafter, mode=Mode.GREEDY)
     first = jax.jit(verify_half, donate_argnames="state")
     second = jax.jit(ingest_half, donate_argnames="state")
     packed = decode_batch(geometry)
@@ -255,34 +262,34 @@ def test_the_programs_of_a_real_model_work_in_place(kind):
     if kind == "split":
         assert_split_in_place(geometry, target, drafter, params, state)
         return
-    step = getattr(build_steps(geometry, target, drafter, greedy=True), kind)
+    step = getattr(build_steps(geometry, target, drafter, mode=Mode.GREEDY), kind)
     packed = empty_prefill_batch(4, geometry) if kind == "prefill" else decode_batch(geometry)
     assert_in_place(compiled(step, params, state, packed), state)
 
 
-def trace(greedy, on_publish=None):
+def trace(mode, on_publish=None):
     geometry = make_geometry()
     target, drafter = models_of("scripted")
-    step = build_decode_step(geometry, target, drafter, greedy=greedy, on_publish=on_publish)
+    step = build_decode_step(geometry, target, drafter, mode=mode, on_publish=on_publish)
     engine = make_engine()
     return step.trace(engine._params, engine._state, decode_batch(geometry))
 
 
 def test_a_greedy_step_draws_no_noise_and_filters_nothing():
-    greedy, sampled = (primitives_of(trace(greedy).jaxpr.jaxpr) for greedy in (True, False))
+    greedy, sampled = (primitives_of(trace(mode).jaxpr.jaxpr) for mode in MODES[:2])
     random = {"random_bits", "random_fold_in", "threefry2x32", "cond"}
     assert random & sampled, "the walk misses the noise of the sampled step"
     assert not random & greedy
 
 
 def test_no_step_sorts():
-    names = primitives_of(trace(False).jaxpr.jaxpr)
+    names = primitives_of(trace(Mode.SAMPLED).jaxpr.jaxpr)
     assert not {name for name in names if "sort" in name or "top_k" in name}
 
 
 def test_published_lengths_are_handed_out_once_a_trace():
     seen = []
-    trace(True, on_publish=seen.append)
+    trace(Mode.GREEDY, on_publish=seen.append)
     assert len(seen) == 1
     assert (seen[0].shape, seen[0].dtype) == ((4,), jnp.int32)
 
@@ -291,7 +298,9 @@ def test_published_lengths_are_those_of_the_relay():
     geometry = make_geometry()
     target, drafter = models_of("scripted")
     seen = []
-    verify_half, _ = build_stages(geometry, target, drafter, greedy=True, on_publish=seen.append)
+    verify_half, _ = build_stages(
+        geometry, target, drafter, mode=Mode.GREEDY, on_publish=seen.append
+    )
 
     def lengths(params, state, packed):
         state, pending, _ = verify_half(params, state, packed)
@@ -310,7 +319,7 @@ def test_published_lengths_are_those_of_the_relay():
 def test_the_drafter_is_handed_rejected_places_in_the_null_page():
     """What verification hands over: committed places are the row's own, all others page 0's."""
     geometry = make_geometry()
-    verify_half, _ = build_stages(geometry, *models_of("scripted"), greedy=True)
+    verify_half, _ = build_stages(geometry, *models_of("scripted"), mode=Mode.GREEDY)
     engine = make_engine(overlap=False, accepts=2)
     for i in range(2):
         engine.add_request(request(f"r{i}", [i + 1] * 3, max_tokens=4 + i, ignore_eos=True))
@@ -339,7 +348,7 @@ def test_a_row_that_ended_on_the_device_writes_no_kv():
     packed[:] = calls[-1].packed  # the step in which it ended, once more
     pages = packed[0, 1:][packed[0, 1:] > 0]
     before = jax.device_get([pool[pages] for pool in engine._state.kv])
-    state, output = engine._steps[True].decode(engine._params, engine._state, packed)
+    state, output = engine._steps[Mode.GREEDY].decode(engine._params, engine._state, packed)
     after = jax.device_get([pool[pages] for pool in state.kv])
     assert output[0, BLOCK:].tolist() == [0, 0, 1, 0], "frozen: nothing committed"
     for old, new in zip(before, after, strict=True):

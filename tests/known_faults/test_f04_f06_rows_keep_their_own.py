@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxspec.engine.engine import pack_decode
+from jaxspec.mode import Mode
 from tests.harness import (
     SCRIPT,
     check,
@@ -80,7 +81,7 @@ def test_rows_outside_a_step_keep_every_bit():
     before = [rows_of_state(engine._state, table, slot) for slot in (1, 2, 3)]
     plan = engine._draft_input.filter_batch({2})
     packed = pack_decode(plan, engine.geometry, table)
-    state, _ = engine._steps[True].decode(engine._params, engine._state, packed)
+    state, _ = engine._steps[Mode.GREEDY].decode(engine._params, engine._state, packed)
     after = [rows_of_state(state, table, slot) for slot in (1, 2, 3)]
     same = [
         all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))

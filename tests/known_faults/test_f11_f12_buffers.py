@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.engine.state import empty_prefill_batch
+from jaxspec.mode import Mode
 from tests.harness import check, intercept, make_engine, record, request, run
 
 ASKED = [request(f"r{i}", [i + 1] * (3 * i + 1), max_tokens=14, ignore_eos=True) for i in range(5)]
@@ -28,7 +29,7 @@ def test_what_was_handed_over_is_not_edited_afterwards():
     """F11: frozen arrays would refuse an edit."""
     engine = make_engine()
 
-    def around(kind, greedy, step, params, state, packed):
+    def around(kind, mode, step, params, state, packed):
         packed.flags.writeable = False
         return step(params, state, packed)
 
@@ -40,7 +41,7 @@ def test_the_page_table_may_change_right_after_a_dispatch():
     """F11: the result equals that of a run with a forced copy of every input."""
     engine = make_engine()
 
-    def around(kind, greedy, step, params, state, packed):
+    def around(kind, mode, step, params, state, packed):
         result = step(params, state, packed)
         kept = engine._page_table.copy()
         engine._page_table[:] = 99
@@ -52,7 +53,7 @@ def test_the_page_table_may_change_right_after_a_dispatch():
     copied = make_engine()
     intercept(
         copied,
-        lambda kind, greedy, step, params, state, packed: step(
+        lambda kind, mode, step, params, state, packed: step(
             params, state, jnp.array(packed, copy=True)
         ),
     )
@@ -66,7 +67,7 @@ def test_one_buffer_in_two_leaves_cannot_be_donated():
     relay = engine._state.future_map
     engine._state = engine._state.replace(future_map=relay.replace(errors=relay.seq_lens))
     with pytest.raises(Exception, match="donate the same buffer twice"):
-        engine.run_idle("prefill", empty_prefill_batch(4, engine.geometry), greedy=True)
+        engine.run_idle("prefill", empty_prefill_batch(4, engine.geometry), mode=Mode.GREEDY)
 
 
 def test_a_result_in_flight_is_no_part_of_the_state():
@@ -74,7 +75,7 @@ def test_a_result_in_flight_is_no_part_of_the_state():
     engine = make_engine()
     outputs = []
 
-    def around(kind, greedy, step, params, state, packed):
+    def around(kind, mode, step, params, state, packed):
         state, output = step(params, state, packed)
         outputs.append(output)
         return state, output

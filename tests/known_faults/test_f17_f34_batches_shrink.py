@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxspec.engine.state import empty_prefill_batch
+from jaxspec.mode import Mode
 from tests.harness import (
     check,
     make_engine,
@@ -28,8 +29,8 @@ def test_all_requests_end_at_once_and_a_new_one_comes_later():
     check(run(engine, late), late)
 
 
-@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
-def test_steps_of_padding_alone_leave_live_rows_as_they_are(greedy):
+@pytest.mark.parametrize("mode", Mode, ids=str)
+def test_steps_of_padding_alone_leave_live_rows_as_they_are(mode):
     """F17: no NaN, no row changed but the padding row, and that one keeps its token and length."""
     engine = make_engine(overlap=False)
     asked = [request(f"r{i}", [i + 1] * 3, max_tokens=14, ignore_eos=True) for i in range(3)]
@@ -38,8 +39,8 @@ def test_steps_of_padding_alone_leave_live_rows_as_they_are(greedy):
     engine.step()
     before = jax.device_get((engine._state.future_map, engine._state.limits))
     width = 1 + engine.geometry.pages_per_slot
-    engine.run_idle("decode", np.zeros((4, width), np.int32), greedy=greedy)
-    engine.run_idle("prefill", empty_prefill_batch(4, engine.geometry), greedy=greedy)
+    engine.run_idle("decode", np.zeros((4, width), np.int32), mode=mode)
+    engine.run_idle("prefill", empty_prefill_batch(4, engine.geometry), mode=mode)
     after = jax.device_get((engine._state.future_map, engine._state.limits))
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         assert np.array_equal(old[1:], new[1:])

@@ -1,0 +1,15 @@
+"""How much a batch asks of its programs beside the target's pass. Host only, no jax."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Mode(enum.IntEnum):
+    """A family of programs; each does all that the ones before it do, and costs more.
+
+    A batch runs the highest mode among its rows, so that what no row of it asks for costs nothing.
+    """
+
+    GREEDY = 0  # takes the highest logit
+    SAMPLED = 1  # temperature, filters and noise
