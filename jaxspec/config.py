@@ -43,6 +43,9 @@ class EngineConfig:
     max_num_batched_tokens: int = _option(1024, "prompt tokens a prefill step takes")
     gpu_memory_utilization: float = _option(0.9, "share of the GPU's memory to use")
     kv_cache_tokens: int | None = _option(None, "size of the KV pool in tokens")
+    enable_prefix_caching: bool = _option(
+        True, "keep the KV of past texts for prompts that begin alike"
+    )
     page_size: int | None = _option(None, "tokens a KV page holds, a power of two")
     block_size: int | None = _option(
         None, "tokens a verify step takes, bonus token included; not above the trained size"

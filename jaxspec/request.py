@@ -186,7 +186,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request as its caller sees it, cumulative; `outputs` has one entry."""
+    """A request as its caller sees it, cumulative; `outputs` has one entry.
+
+    num_cached_tokens: prompt tokens whose KV the prefix cache had.
+    """
 
     request_id: str
     prompt: str | None
@@ -195,3 +198,4 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     error: str | None = None
+    num_cached_tokens: int = 0

@@ -170,6 +170,7 @@ def build_scripted_drafter(num_draft_tokens: int, page_size: int, num_layers: in
         init_carry=init_carry,
         draft=draft,
         ingest=ingest,
+        kv_lookahead=1,
     )
 
 

@@ -76,7 +76,7 @@ def drafter_named(name: str, block: int = BLOCK, page: int = PAGE) -> Drafter:
         case "none":
             return build_none()
         case "ngram":
-            return build_ngram(num_draft_tokens=block - 1, ngram_max=3)
+            return build_ngram(num_draft_tokens=block - 1, ngram_max=3, page_size=page)
         case "scripted":
             return build_scripted_drafter(block - 1, page)
         case "random":
@@ -93,6 +93,7 @@ def make_engine(
     make_detokenizer=None,
     table_seed: int = 0,
     expected_accept_length: float | None = None,
+    prefix_caching: bool = True,
     **geometry_changes,
 ) -> Engine:
     """An engine over the table target.
@@ -117,6 +118,7 @@ def make_engine(
         eos_token_ids=(EOS,),
         make_detokenizer=make_detokenizer,
         overlap=overlap,
+        prefix_lookahead=drafter.kv_lookahead if prefix_caching else None,
         expected_accept_length=expected_accept_length,
     )
 

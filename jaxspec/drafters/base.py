@@ -73,6 +73,7 @@ class IngestBatch:
     next_ids: jax.Array  # token_dtype[B, N] the token after each position, the bonus at the end
     features: jax.Array  # [B, N, F * E]
     num_valid: jax.Array  # i32[B]
+    is_first: jax.Array  # bool[B] what the drafter keeps for the slot is of its last owner
 
 
 class Drafter(NamedTuple):
@@ -85,6 +86,9 @@ class Drafter(NamedTuple):
     draft: (params: ModelParams, state, context: DraftContext) -> (DraftBlock, state).
     ingest: (params: ModelParams, state, batch: IngestBatch) -> (state, carry[B, ...]).
     mask_token_id: fills draft positions of `context.block`.
+    kv_lookahead: tokens behind a position that its row of the drafter's KV depends on, static; the
+        prefix cache tells pages apart by them. What a drafter keeps of a text lies in pages, by
+        `block.kv_locs`, so that a request that finds its beginning in the cache finds it too.
     """
 
     name: str
@@ -95,6 +99,7 @@ class Drafter(NamedTuple):
     init_carry: Callable[[int], Carry]
     draft: Callable[[ModelParams, State, DraftContext], tuple[DraftBlock, State]]
     ingest: Callable[[ModelParams, State, IngestBatch], tuple[State, Carry]]
+    kv_lookahead: int = 0
 
     @property
     def block_size(self) -> int:

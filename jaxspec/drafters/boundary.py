@@ -61,7 +61,8 @@ def widen(boundary: Boundary, batch: IngestBatch, page_size: int) -> tuple[Windo
 
     Example, W = 2, a tile of rows 4..7 with 3 valid: the window is rows 2..7, of which 2..6 are
     valid, and rows 5 and 6 are kept. At the beginning of a prompt the window is rows 0..5 with 0..2
-    valid, since there is nothing in front.
+    valid, since there is nothing in front; behind pages of the prefix cache too, whose rows are
+    final in every layer.
 
     Raises:
         ValueError: a tile shorter than the rows to keep.
@@ -83,7 +84,8 @@ def widen(boundary: Boundary, batch: IngestBatch, page_size: int) -> tuple[Windo
         return jnp.concatenate([jnp.where(chosen, of_tile_before, kept[rows]), values], axis=1)
 
     # A row that commits nothing may have lost its pages to another request.
-    known = jnp.where(boundary.end[rows] == block.lens, boundary.count[rows], 0)
+    kept = (boundary.end[rows] == block.lens) & ~batch.is_first
+    known = jnp.where(kept, boundary.count[rows], 0)
     num_front = jnp.where(goes_on, num_kept, known)
     num_front = jnp.where(batch.num_valid == 0, 0, num_front).astype(jnp.int32)
     num_valid = num_front + batch.num_valid

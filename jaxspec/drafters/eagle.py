@@ -241,6 +241,7 @@ def build_eagle(
         init_carry=init_carry,
         draft=draft,
         ingest=ingest,
+        kv_lookahead=1,
     )
 
 

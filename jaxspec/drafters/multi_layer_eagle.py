@@ -206,6 +206,7 @@ def build_multi_layer_eagle(
         init_carry=init_carry,
         draft=draft,
         ingest=ingest,
+        kv_lookahead=num_draft_tokens,
     )
 
 

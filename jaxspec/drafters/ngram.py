@@ -33,36 +33,39 @@ def plan_ngram(setup: DrafterSetup) -> DrafterPlan:
     block_size = setup.config.block_size or DEFAULT_BLOCK_SIZE
 
     def build(target: Target, page_size: int, kernels: Kernels) -> Drafter:
-        return build_ngram(num_draft_tokens=block_size - 1, ngram_max=setup.config.ngram_max)
+        return build_ngram(
+            num_draft_tokens=block_size - 1, ngram_max=setup.config.ngram_max, page_size=page_size
+        )
 
     return DrafterPlan((), (), block_size, 0, {}, build)
 
 
 @flax.struct.dataclass
 class History:
-    """tokens: token_dtype[S+1, C] each request's tokens by absolute position; C covers the last
-    block. Only positions below a row's seq_len are its own; the rest is the previous owner's."""
+    """tokens: token_dtype[P, G], beside the KV of each. Of a request's pages only positions below
+    its seq_len are its own; the rest is a previous owner's."""
 
     tokens: jax.Array
 
 
 @functools.lru_cache(maxsize=32)
-def build_ngram(*, num_draft_tokens: int, ngram_max: int) -> Drafter:
+def build_ngram(*, num_draft_tokens: int, ngram_max: int, page_size: int) -> Drafter:
     """Builds the n-gram drafter.
 
     num_draft_tokens: K. ngram_max: longest n-gram looked up; shorter ones serve where it is new.
+    page_size: G, as the target's KV.
     """
 
     def init_state(num_pages: int, num_slots: int, max_len: int) -> History:
-        width = max_len + num_draft_tokens + 1
-        return History(jnp.zeros((num_slots + 1, width), token_dtype()))
+        return History(jnp.zeros((num_pages, page_size), token_dtype()))
 
     def draft(
         params: ModelParams, state: History, context: DraftContext
     ) -> tuple[DraftBlock, History]:
         bonus = context.block.token_ids[:, :1]
         seq_lens = context.block.lens
-        history = state.tokens[context.rows]
+        table = context.block.page_table
+        history = state.tokens[table].reshape(table.shape[0], -1)
         start, found_len = _last_match(history, bonus[:, 0], seq_lens, ngram_max)
         # Position seq_len is the bonus token, which the history does not hold yet; a match next
         # to it runs into it and goes on from the drafts themselves: token p repeats token p - d.
@@ -76,14 +79,9 @@ def build_ngram(*, num_draft_tokens: int, ngram_max: int) -> Drafter:
         return DraftBlock(jnp.concatenate([bonus, drafts], axis=1), count), state
 
     def ingest(params: ModelParams, state: History, batch: IngestBatch) -> tuple[History, tuple]:
-        column = jnp.arange(batch.block.token_ids.shape[1], dtype=jnp.int32)[None, :]
-        committed = column < batch.num_valid[:, None]
-        # Rows past the end are dropped, so that abandoned drafts overwrite nothing.
-        columns = jnp.where(committed, batch.block.positions, state.tokens.shape[1])
-        tokens = state.tokens.at[batch.rows[:, None], columns].set(
-            batch.block.token_ids, mode="drop"
-        )
-        return History(tokens), ()
+        locs = batch.block.kv_locs
+        places = locs // page_size, locs % page_size
+        return History(state.tokens.at[places].set(batch.block.token_ids)), ()
 
     return Drafter(
         name="ngram",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -105,6 +104,7 @@ class Tile(NamedTuple):
     seq: Sequence
     start: int
     num_tokens: int
+    is_first: bool
 
     @property
     def is_final(self) -> bool:
@@ -112,19 +112,13 @@ class Tile(NamedTuple):
         return self.start + self.num_tokens == self.seq.prompt_len
 
 
-def plan_tiles(prefilling: Iterable[Sequence], geometry: Geometry) -> list[Tile]:
-    """Takes the next tiles of the prompts, in order, as many as one dispatch holds.
-
-    A prompt longer than a dispatch goes on in the next one.
-    """
-    tiles: list[Tile] = []
-    room = geometry.prefill_buckets[-1]
-    for seq in prefilling:
-        start = seq.num_prefilled
-        while start < seq.prompt_len and len(tiles) < room:
-            count = min(geometry.prefill_tile, seq.prompt_len - start)
-            tiles.append(Tile(seq, start, count))
-            start += count
+def next_tiles(seq: Sequence, tile_size: int, room: int) -> list[Tile]:
+    """The next tiles of a prompt, at most `room`; what is left goes on in the next dispatch."""
+    start, tiles = seq.num_prefilled, []
+    while start < seq.prompt_len and len(tiles) < room:
+        count = min(tile_size, seq.prompt_len - start)
+        tiles.append(Tile(seq, start, count, start == seq.num_cached))
+        start += count
     return tiles
 
 
@@ -134,7 +128,7 @@ def pack_tiles(tiles: list[Tile], geometry: Geometry, page_table: np.ndarray) ->
     page_table: i32[S+1, M] of all slots.
     """
     packed = empty_prefill_batch(bucket(len(tiles), geometry.prefill_buckets), geometry)
-    for out, (seq, start, count) in zip(packed, tiles, strict=False):
+    for out, (seq, start, count, is_first) in zip(packed, tiles, strict=False):
         prompt = seq.request.prompt_token_ids
         end = start + count
         pack_prefill_tile(
@@ -142,6 +136,7 @@ def pack_tiles(tiles: list[Tile], geometry: Geometry, page_table: np.ndarray) ->
             geometry,
             row=seq.slot,
             start=start,
+            is_first=is_first,
             tokens=np.asarray(prompt[start:end], np.int32),
             next_id=prompt[end] if end < len(prompt) else None,
             limits_row=seq.limits_row,

@@ -201,6 +201,7 @@ def _build(
         eos_token_ids=model.eos_token_ids,
         make_detokenizer=_detokenizers(tokenizer) if loaded.detokenize else None,
         overlap=config.overlap,
+        prefix_lookahead=drafter.kv_lookahead if config.enable_prefix_caching else None,
         seed=config.seed,
         expected_accept_length=_USEFUL_ACCEPT_LENGTH if plan.feature_layers else None,
     )

@@ -115,6 +115,7 @@ def build_stages(
                 next_ids=accepted.tokens,
                 features=out.features,
                 num_valid=accepted.num_committed,
+                is_first=jnp.zeros_like(limits.frozen),
             ),
             bonus_tokens=accepted.bonus,
             new_seq_lens=accepted.new_lens,

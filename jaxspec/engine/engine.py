@@ -13,14 +13,16 @@ import jax
 import numpy as np
 
 from jaxspec.cache.page_pool import PagePool
+from jaxspec.cache.prefix_tree import PrefixTree
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import ModelParams
 from jaxspec.engine.admission import (
+    Tile,
     bucket,
     make_sequence,
     may_enter,
+    next_tiles,
     pack_tiles,
-    plan_tiles,
     request_key,
     stop_ids_of,
 )
@@ -87,6 +89,7 @@ class Engine:
 
     steps: the programs of each mode that requests may need.
     make_detokenizer: called per request; None where nobody asks for text.
+    prefix_lookahead: `Drafter.kv_lookahead`; None keeps no KV of past texts.
     expected_accept_length: a mean below it, once enough was drafted, is worth a warning.
     """
 
@@ -100,6 +103,7 @@ class Engine:
         eos_token_ids: tuple[int, ...] = (),
         make_detokenizer: Callable[[Request], Detokenizer] | None = None,
         overlap: bool = True,
+        prefix_lookahead: int | None = None,
         seed: int = 0,
         expected_accept_length: float | None = None,
     ):
@@ -112,7 +116,8 @@ class Engine:
         self._seed = seed
         self._expected_accept_length = expected_accept_length
         self._num_requests = 0
-        self._pool = PagePool(geometry.num_pages)
+        self._prefix_lookahead = prefix_lookahead
+        self._use_pool(PagePool(geometry.num_pages))
         self._promised_pages = 0
         self._free_slots = deque(range(1, geometry.num_slots + 1))
         self._page_table = np.zeros((geometry.num_slots + 1, geometry.pages_per_slot), np.int32)
@@ -124,6 +129,13 @@ class Engine:
         self._draft_input = DraftInput.create_idle_input()
         self._in_flight: deque[Dispatch] = deque()
         self._by_id: dict[str, Sequence] = {}
+
+    def _use_pool(self, pool: PagePool) -> None:
+        self._pool, self._prefixes = pool, None
+        if self._prefix_lookahead is not None:
+            self._prefixes = PrefixTree(
+                pool, page_size=self.geometry.page_size, lookahead=self._prefix_lookahead
+            )
 
     def add_request(self, request: Request) -> None:
         """Queues a request.
@@ -201,6 +213,8 @@ class Engine:
     def check_idle(self) -> None:
         """Asserts that an engine without requests owns every slot and page again."""
         self._pool.check()
+        if self._prefixes is not None:
+            self._prefixes.check()
         assert self._pool.num_free == self._pool.num_usable, "pages leak"
         assert len(self._free_slots) == self.geometry.num_slots, "slots leak"
         assert self._promised_pages == 0, "promised pages leak"
@@ -209,7 +223,7 @@ class Engine:
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that no request owns."""
+        """Pages that no request owns, those of the prefix cache included."""
         return self._pool.num_free
 
     def _admit(self) -> None:
@@ -223,23 +237,51 @@ class Engine:
             seq.slot = self._free_slots.popleft()
             self._promised_pages += self.geometry.pages_at_most(seq.max_len)
             self._published_lens[seq.slot] = seq.prompt_len - 1
-            self._reserve(seq, seq.prompt_len)
             self._prefilling.append(seq)
 
     def _reserve(self, seq: Sequence, num_tokens: int) -> None:
         """Gives the request the pages for `num_tokens` rows of KV."""
-        owned = len(seq.pages)
-        missing = self.geometry.pages_for(num_tokens) - owned
+        missing = self.geometry.pages_for(num_tokens) - len(seq.pages)
         if missing > 0:
-            seq.pages += self._pool.allocate(missing)
-            self._page_table[seq.slot, owned : owned + missing] = seq.pages[owned:]
+            self._give(seq, self._pool.allocate(missing))
+
+    def _give(self, seq: Sequence, pages: list[int]) -> None:
+        owned = len(seq.pages)
+        seq.pages += pages
+        self._page_table[seq.slot, owned : len(seq.pages)] = pages
+
+    def _plan_prefill(self) -> list[Tile]:
+        """Takes the next tiles of the prompts, in order, as many as one dispatch holds.
+
+        A prompt that begins like one before it in the same dispatch finds its pages already: each
+        layer writes the KV of all tiles before any of them attends.
+        """
+        tiles: list[Tile] = []
+        room = self.geometry.prefill_buckets[-1]
+        for seq in self._prefilling:
+            if len(tiles) == room:
+                break
+            if not seq.pages:
+                self._take_cached(seq)
+                self._reserve(seq, seq.prompt_len)
+            tiles += next_tiles(seq, self.geometry.prefill_tile, room - len(tiles))
+            seq.num_prefilled = tiles[-1].start + tiles[-1].num_tokens
+            if self._prefixes is not None:
+                self._prefixes.add(seq.token_ids, seq.pages, seq.num_prefilled)
+        return tiles
+
+    def _take_cached(self, seq: Sequence) -> None:
+        """Begins a prompt with what the prefix cache has of it."""
+        if self._prefixes is None or seq.request.params.prompt_logprobs is not None:
+            return
+        self._give(seq, self._prefixes.take(seq.token_ids))
+        seq.num_cached = seq.num_prefilled = len(seq.pages) * self.geometry.page_size
 
     def _dispatch_prefill(self) -> None:
-        tiles = plan_tiles(self._prefilling, self.geometry)
+        tiles = self._plan_prefill()
         packed = pack_tiles(tiles, self.geometry, self._page_table)
         entries = {}
         for row, tile in enumerate(tiles):
-            tile.seq.num_prefilled += tile.num_tokens
             entries[tile.seq.slot] = Entry(tile.seq, row if tile.is_final else None)
         self._launch("prefill", packed, list(entries.values()), max_commit=1)
         self.stats.num_prefill_steps += 1
@@ -378,11 +420,24 @@ class Engine:
             self._release(seq)
 
     def _release(self, seq: Sequence) -> None:
-        self._pool.release(seq.pages)
+        self._let_go(seq)
         self._promised_pages -= self.geometry.pages_at_most(seq.max_len)
         self._page_table[seq.slot] = 0
         self._free_slots.append(seq.slot)
-        seq.pages, seq.slot = [], 0
+        seq.slot = 0
+
+    def _let_go(self, seq: Sequence) -> None:
+        """Takes the request's pages from it; the prefix cache keeps what is full of them."""
+        pages, seq.pages = seq.pages, []
+        if self._prefixes is None:
+            self._pool.release(pages)
+        elif seq.finish_reason is FinishReason.ERROR:
+            self._prefixes.forget(pages[seq.num_cached // self.geometry.page_size :])
+            self._pool.release(pages)
+        else:
+            is_running = seq.num_prefilled == seq.prompt_len
+            rows = int(self._published_lens[seq.slot]) if is_running else seq.num_prefilled
+            self._prefixes.hand_over(seq.token_ids, pages, rows)
 
 
 def pack_decode(plan: DraftInput, geometry: Geometry, page_table: np.ndarray) -> np.ndarray:

@@ -79,6 +79,7 @@ def build_prefill_step(
             next_ids=jnp.where(column == last, following[:, None], next_ids),
             features=out.features,
             num_valid=jnp.where(batch.rows == 0, 0, batch.num_valid),
+            is_first=batch.is_first,
         )
         with jax.named_scope("ingest"):
             drafter_state, carry = drafter.ingest(params, state.drafter_state, ingested)

@@ -37,7 +37,8 @@ class Sequence:
     detokenizer: Detokenizer | None = None
     slot: int = 0  # 0: waits
     pages: list[int] = field(default_factory=list)
-    num_prefilled: int = 0  # prompt tokens dispatched
+    num_cached: int = 0  # prompt tokens whose KV was in the prefix cache
+    num_prefilled: int = 0  # prompt tokens dispatched, or cached
     num_in_flight: int = 0  # dispatches whose result has not landed
     output_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -49,6 +50,11 @@ class Sequence:
     def prompt_len(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt_token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The text so far: prompt and output."""
+        return [*self.request.prompt_token_ids, *self.output_ids]
 
     @property
     def finished(self) -> bool:
@@ -88,4 +94,5 @@ class Sequence:
             self.finished,
             self.metrics,
             self.error,
+            self.num_cached,
         )

@@ -125,23 +125,26 @@ class DecodeBatch(NamedTuple):
 
 
 # Columns of a prefill row before its stop ids, page table and tokens.
-_ROW, _LEN, _VALID, _FINAL, _NEXT, _MAX_LEN, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P = range(10)
+_ROW, _LEN, _VALID, _FLAGS, _NEXT, _MAX_LEN, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P = range(10)
 _KEY = slice(10, 12)
 _FIXED = 12
+_FIRST, _FINAL = 1, 2  # bits of _FLAGS
 
 
 class PrefillBatch(NamedTuple):
     """What the host sends for a prefill step, one row a tile of T tokens of one prompt.
 
     rows: i32[B] slot of the prompt, 0 for padding tiles. lens: i32[B] tokens before the tile.
-    num_valid: i32[B] tokens in it. is_final: bool[B] the prompt ends in it. next_ids: i32[B] the
-    prompt's token after the tile, where it is not final. limits: the prompt's, leaves [B, ...].
+    num_valid: i32[B] tokens in it. is_first: bool[B] the request's first tile in this slot.
+    is_final: bool[B] the prompt ends in it. next_ids: i32[B] the prompt's token after the tile,
+    where it is not final. limits: the prompt's, leaves [B, ...].
     page_table: i32[B, M]. token_ids: token_dtype[B, T].
     """
 
     rows: jax.Array
     lens: jax.Array
     num_valid: jax.Array
+    is_first: jax.Array
     is_final: jax.Array
     next_ids: jax.Array
     limits: Limits
@@ -158,7 +161,8 @@ class PrefillBatch(NamedTuple):
             rows=rows,
             lens=lens,
             num_valid=packed[:, _VALID],
-            is_final=packed[:, _FINAL] != 0,
+            is_first=packed[:, _FLAGS] & _FIRST != 0,
+            is_final=packed[:, _FLAGS] & _FINAL != 0,
             next_ids=packed[:, _NEXT],
             limits=Limits(
                 max_lens=packed[:, _MAX_LEN],
@@ -192,6 +196,7 @@ def pack_prefill_tile(
     *,
     row: int,
     start: int,
+    is_first: bool,
     tokens: np.ndarray,
     next_id: int | None,
     limits_row: np.ndarray,
@@ -199,12 +204,14 @@ def pack_prefill_tile(
 ) -> None:
     """Fills one row of a packed prefill array in place.
 
+    is_first: nothing of the prompt was dispatched before; what is in front came from the cache.
     next_id: the prompt's token after the tile, None where the prompt ends in it.
     limits_row: from `pack_limits`. page_row: i32[M] of the slot.
     """
     stop, table = geometry.max_stop_ids, geometry.pages_per_slot
     out[_ROW], out[_LEN], out[_VALID] = row, start, len(tokens)
-    out[_FINAL], out[_NEXT] = next_id is None, next_id or 0
+    out[_FLAGS] = _FIRST * is_first + _FINAL * (next_id is None)
+    out[_NEXT] = next_id or 0
     out[_MAX_LEN : _FIXED + stop] = limits_row
     out[_FIXED + stop : _FIXED + stop + table] = page_row
     out[_FIXED + stop + table :][: len(tokens)] = tokens

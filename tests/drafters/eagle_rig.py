@@ -75,6 +75,7 @@ def batch_of(features, next_ids, lens, num_valid, table, *, rows=None) -> Ingest
         next_ids=jnp.asarray(next_ids, jnp.int32),
         features=jnp.asarray(features, jnp.float32),
         num_valid=jnp.asarray(num_valid, jnp.int32),
+        is_first=jnp.zeros(len(lens), bool),
     )
 
 

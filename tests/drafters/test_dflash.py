@@ -89,6 +89,7 @@ def ingest_at(params, state, features, lens, num_valid, table):
         next_ids=block.token_ids,
         features=jnp.asarray(features),
         num_valid=jnp.asarray(num_valid, jnp.int32),
+        is_first=jnp.zeros(len(lens), bool),
     )
     # Windows, causality and limits are the draft's business: one program ingests for all configs.
     state, carry = programs(build())[1](params, state, batch)

@@ -8,26 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxspec.cache.kv_pages import to_null_page
 from jaxspec.config import EngineConfig, Kernels
 from jaxspec.drafters.base import DraftContext, DrafterSetup, IngestBatch, ModelParams
 from jaxspec.drafters.ngram import DEFAULT_BLOCK_SIZE, History, build_ngram, plan_ngram
 from jaxspec.future_map import token_dtype
-from jaxspec.models.base import Block
 from tests.fakes import NUM_STATES, VOCAB
 from tests.harness import make_engine, request, run, tokens_of
+from tests.models.paging import block_at, page_tables
 
 K, NGRAM, MAX_LEN = 4, 3, 24
-WIDTH = MAX_LEN + K + 1
-DRAFTER = build_ngram(num_draft_tokens=K, ngram_max=NGRAM)
+PAGE = 4
+WIDTH = -(-(MAX_LEN + K + 1) // PAGE)  # pages of a row
+DRAFTER = build_ngram(num_draft_tokens=K, ngram_max=NGRAM, page_size=PAGE)
 PARAMS = ModelParams((), ())
 
 
-def block_at(tokens, lens):
-    tokens = jnp.asarray(tokens, token_dtype())
-    positions = np.asarray(lens)[:, None] + np.arange(tokens.shape[1])
-    zeros = jnp.zeros(tokens.shape, jnp.int32)
-    lens = jnp.asarray(lens, jnp.int32)
-    return Block(tokens, jnp.asarray(positions, jnp.int32), zeros, zeros, lens)
+def block_of(tokens, lens, table):
+    return block_at(tokens, lens, table, PAGE).replace(token_ids=jnp.asarray(tokens, token_dtype()))
 
 
 @jax.jit
@@ -37,20 +35,22 @@ def _draft(state, rows, block):
 
 @jax.jit
 def _ingest(state, rows, block, num_valid):
-    batch = IngestBatch(rows, block, block.token_ids, jnp.zeros(0), num_valid)
+    batch = IngestBatch(rows, block, block.token_ids, jnp.zeros(0), num_valid, rows < 0)
     return DRAFTER.ingest(PARAMS, state, batch)[0]
 
 
 def draft(*histories, stale=9):
     """Drafts for rows whose last token is the bonus token; [(drafts, count)]."""
-    tokens = np.full((len(histories) + 1, WIDTH), stale)
+    table = np.pad(page_tables(len(histories), WIDTH), ((1, 0), (0, 0)))
+    tokens = np.full((1 + table.max(), PAGE), stale)
     for row, history in enumerate(histories, start=1):
-        tokens[row, : len(history) - 1] = history[:-1]
+        for position, token in enumerate(history[:-1]):
+            tokens[table[row, position // PAGE], position % PAGE] = token
     state = History(jnp.asarray(tokens, token_dtype()))
     rows = jnp.arange(len(histories) + 1, dtype=jnp.int32)
     bonus = [[0], *[[history[-1]] for history in histories]]
     lens = [1, *[len(history) - 1 for history in histories]]
-    block = block_at(np.pad(bonus, ((0, 0), (0, K))), lens)
+    block = block_of(np.pad(bonus, ((0, 0), (0, K))), lens, table)
     result = _draft(state, rows, block)
     chex.assert_shape(result.tokens, (len(rows), K + 1))
     chex.assert_type(result.tokens, token_dtype())
@@ -117,16 +117,21 @@ def test_random_histories_draft_as_a_plain_search_does(histories, stale):
 
 
 def test_only_committed_tokens_enter_the_history():
+    """Each beside its KV: rejected drafts and padding go to the null page with theirs."""
     state = DRAFTER.init_state(9, 3, MAX_LEN)
-    chex.assert_shape(state.tokens, (4, WIDTH))
+    chex.assert_shape(state.tokens, (9, PAGE))
     chex.assert_type(state.tokens, token_dtype())
     rows = jnp.asarray([2, 0, 3], jnp.int32)
-    block = block_at([[11, 12, 13], [1, 1, 1], [21, 22, 23]], [4, 1, MAX_LEN + K - 1])
-    state = _ingest(state, rows, block, jnp.asarray([2, 0, 2], jnp.int32))
-    expected = np.zeros((4, WIDTH), int)
-    expected[2, 4:6] = [11, 12]
-    expected[3, WIDTH - 2 :] = [21, 22]
-    assert state.tokens.tolist() == expected.tolist()
+    table = np.array([[5, 6], [0, 0], [7, 2]], np.int32)
+    block = block_of([[11, 12, 13], [1, 1, 1], [21, 22, 23]], [3, 1, 5], table)
+    num_valid = jnp.asarray([2, 0, 2], jnp.int32)
+    committed = jnp.arange(3)[None] < num_valid[:, None]
+    block = block.replace(kv_locs=to_null_page(block.kv_locs, committed, PAGE))
+    state = _ingest(state, rows, block, num_valid)
+    expected = np.zeros((9, PAGE), int)
+    expected[5, 3], expected[6, 0] = 11, 12
+    expected[2, 1:3] = [21, 22]
+    assert state.tokens[1:].tolist() == expected[1:].tolist()
 
 
 def test_a_repeating_text_is_drafted_in_full():
@@ -144,5 +149,5 @@ def test_the_plan_takes_block_size_and_longest_ngram_from_the_settings(block_siz
     plan = plan_ngram(DrafterSetup(config, None, "float32", None))
     assert (plan.block_size, plan.params, plan.feature_layers) == (wanted, (), ())
     drafter = plan.build(None, 4, Kernels())
-    assert drafter is build_ngram(num_draft_tokens=wanted - 1, ngram_max=2)
+    assert drafter is build_ngram(num_draft_tokens=wanted - 1, ngram_max=2, page_size=4)
     assert drafter.block_size == wanted

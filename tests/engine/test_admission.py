@@ -105,7 +105,7 @@ def test_an_id_in_use_is_refused_and_free_again_at_the_end():
 def engine_of_pages(num_pages, **options):
     """An engine whose host gives out fewer pages than the device has; nothing recompiles."""
     engine = make_engine(**options)
-    engine._pool = PagePool(1 + num_pages)
+    engine._use_pool(PagePool(1 + num_pages))
     return engine
 
 

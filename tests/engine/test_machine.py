@@ -1,5 +1,7 @@
 """Arrivals, steps and aborts in any order: every request ends as plain decoding does."""
 
+from collections import Counter
+
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -47,7 +49,7 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, accepts, overlap, num_pages):
         self.accepts = accepts
         self.engine = make_engine(accepts=accepts, overlap=overlap)
-        self.engine._pool = PagePool(1 + num_pages)
+        self.engine._use_pool(PagePool(1 + num_pages))
         self.asked, self.outputs, self.aborted = {}, {}, {}
 
     @rule(
@@ -110,15 +112,20 @@ class EngineMachine(RuleBasedStateMachine):
         for dispatch in engine._in_flight:
             holders |= {seq.slot: seq for seq, _ in dispatch.entries}
         holders.pop(0, None)
-        pages = [page for seq in holders.values() for page in seq.pages]
-        assert len(pages) == len(set(pages)), "a page has two owners"
-        assert len(pages) + engine.num_free_pages == engine._pool.num_usable
+        owned = Counter(page for seq in holders.values() for page in seq.pages)
+        assert len(owned) + engine.num_free_pages == engine._pool.num_usable
+        assert all(engine._pool._owners[page] == count for page, count in owned.items())
+        for page, count in owned.items():
+            assert count == 1 or page in engine._prefixes._nodes, "a page has two owners"
+        engine._prefixes.check()
         assert sorted([*holders, *engine._free_slots]) == [1, 2, 3]
         for slot, seq in holders.items():
             row = engine._page_table[slot]
             assert row[: len(seq.pages)].tolist() == seq.pages
             assert not row[len(seq.pages) :].any()
-            written = int(engine._published_lens[slot] + engine._in_flight_rows[slot])
+            written = seq.num_prefilled
+            if slot in engine._running:
+                written = int(engine._published_lens[slot] + engine._in_flight_rows[slot])
             assert len(seq.pages) * PAGE >= written, "KV may be written past the row's pages"
         assert not np.any(engine._page_table[engine._free_slots]), "a free slot has pages"
 

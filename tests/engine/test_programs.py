@@ -251,7 +251,7 @@ def tiny_llama():
     target = build_target(
         config, feature_layers=(), page_size=PAGE, dtype=jnp.dtype("float32"), kernels=Kernels()
     )
-    return geometry, target, build_ngram(num_draft_tokens=BLOCK - 1, ngram_max=3)
+    return geometry, target, build_ngram(num_draft_tokens=BLOCK - 1, ngram_max=3, page_size=PAGE)
 
 
 @pytest.mark.parametrize("kind", ["prefill", "decode", "decode_loop", "split"])

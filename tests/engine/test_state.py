@@ -34,6 +34,7 @@ def packed_tile(**changes):
         GEOMETRY,
         row=3,
         start=8,
+        is_first=True,
         tokens=np.array([4, 5, 6], np.int32),
         next_id=9,
         limits_row=limits_row,
@@ -52,6 +53,7 @@ def test_a_prefill_tile_arrives_as_it_was_packed(x64):
     assert batch.rows.tolist() == [3, 0]
     assert batch.lens.tolist() == [8, 0]
     assert batch.num_valid.tolist() == [3, 1]
+    assert batch.is_first.tolist() == [True, False]
     assert batch.is_final.tolist() == [False, False]
     assert batch.next_ids.tolist() == [9, 0]
     assert batch.token_ids.tolist() == [[4, 5, 6, 0], [0, 0, 0, 0]]
@@ -79,10 +81,12 @@ def test_the_last_tile_of_a_prompt_is_final():
     page_row = np.zeros(20, np.int32)
     tokens = np.array([4], np.int32)
     common = dict(row=1, start=0, tokens=tokens, limits_row=limits_row, page_row=page_row)
+    common["is_first"] = False
     for next_id, is_final in ((None, True), (0, False)):
         pack_prefill_tile(packed[0], GEOMETRY, next_id=next_id, **common)
         batch = PrefillBatch.unpack(jnp.asarray(packed), GEOMETRY)
         assert batch.is_final.tolist() == [is_final]
+        assert batch.is_first.tolist() == [False]
 
 
 def test_a_decode_batch_is_rows_and_their_pages():

@@ -79,7 +79,7 @@ def served_logits():
     def run(target, drafter, prompt, length, block):
         params = ModelParams(target, drafter)
         out = model.forward(target, model.init_kv(9), prompt)
-        batch = IngestBatch(one, prompt, prompt.token_ids, out.features, length)
+        batch = IngestBatch(one, prompt, prompt.token_ids, out.features, length, one > 0)
         state, _ = serving.ingest(params, serving.init_state(9, 1, 32), batch)
         seen = []
 
