@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxspec.bench.settings import RooflineOptions, Settings
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.options import Parser, add_options, given, read_int
 from jaxspec.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from jaxspec.bench.report import Result
-    from jaxspec.bench.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,13 @@ MODES = {
         {"max_num_seqs": 1, "max_model_len": 1024, "max_num_batched_tokens": 1024},
         drafters=("none",),
     ),
+    "roofline": Mode(
+        "a step against what the machine can do at best, with random weights of a named shape",
+        {"max_num_seqs": 32, "max_model_len": 8192, "max_num_batched_tokens": 8192},
+        max_tokens=256,
+        repeats=3,
+        drafters=("none", "dflash"),
+    ),
     "startup": Mode("from the command to the first token", _ALONE, repeats=3, drafters=("none",)),
 }
 
@@ -74,6 +81,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="TEXT",
         help="a drafter to measure; may be repeated (default: those that need no checkpoint)",
     )
+    add_options(parser.add_argument_group("roofline"), RooflineOptions)
     engine = parser.add_argument_group("engine")
     add_options(engine, EngineConfig, leave_out=("drafter",))
     engine.add_argument(
@@ -90,12 +98,12 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
     config = EngineConfig.from_kwargs(
         **{**mode.engine, **given(args, EngineConfig, leave_out=("drafter",))}
     )
+    roofline = RooflineOptions(**given(args, RooflineOptions))
     counts = {
         name: _count(name, getattr(args, name), getattr(mode, name))
         for name in ("num_prompts", "max_tokens", "repeats")
     }
     from jaxspec.bench.report import print_json, print_table
-    from jaxspec.bench.settings import Settings
     from jaxspec.compilation_cache import use_compilation_cache
 
     if args.compilation_cache:
@@ -106,11 +114,14 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
             cache_dir=cache_dir,
             drafters=tuple(args.drafter or mode.drafters),
             on_progress=progress,
+            roofline=roofline,
             **counts,
         )
         result = mode.load(args.mode)(settings)
     if args.json:
         described = {**asdict(config), **counts, "drafter": list(settings.drafters)}
+        if args.mode == "roofline":
+            described |= asdict(roofline)
         print_json(args.mode, described, result)
     else:
         print_table(result)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 
+from jaxspec.bench.floor import matmul_flops_per_s, prefill_flops
 from jaxspec.bench.report import Column, Result, number
 from jaxspec.bench.rig import Rig, build_engine, describe, load_rig
-from jaxspec.bench.roofline import matmul_flops_per_s, prefill_flops
 from jaxspec.bench.settings import Settings
 from jaxspec.engine.engine import Engine
 from jaxspec.request import Request, SamplingParams

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from jaxspec.config import EngineConfig
+from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.weights.files import Progress
+
+SHAPE_NAMES = ("qwen3-8b", "smollm2-135m", "tiny")  # of `shapes.SHAPES`, which imports jax
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineOptions:
+    """What `jaxspec bench roofline` alone is told."""
+
+    shape: str = _option("smollm2-135m", f"sizes of random weights: {', '.join(SHAPE_NAMES)}")
+    batch: tuple[int, ...] = _option((1, 8, 32), "requests that decode together")
+    context: int = _option(1024, "tokens of each prompt")
+    split: bool = _option(False, "verification and ingest as two programs")
+
+    def __post_init__(self) -> None:
+        if self.shape not in SHAPE_NAMES:
+            raise ConfigError(
+                f"shape is {self.shape!r}; it must be one of {', '.join(SHAPE_NAMES)}"
+            )
+        for name, least in (("batch", min(self.batch)), ("context", self.context)):
+            if least < 1:
+                raise ConfigError(f"{name} is {least}; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +50,7 @@ class Settings:
     max_tokens: int
     repeats: int
     on_progress: Progress
+    roofline: RooflineOptions = field(default_factory=RooflineOptions)
 
     def config_with(self, drafter: str) -> EngineConfig:
         """The engine's settings with this drafter."""

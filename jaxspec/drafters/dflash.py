@@ -46,6 +46,17 @@ def plan_dflash(setup: DrafterSetup) -> DrafterPlan:
     config, params = load_dflash(
         setup.checkpoint, setup.target, setup.dtype, token_id=setup.token_id
     )
+    return plan_from_params(config, params, setup)
+
+
+def plan_from_params(
+    config: DFlashConfig, params: DFlashParams, setup: DrafterSetup
+) -> DrafterPlan:
+    """`plan_dflash` for weights that are on the device already.
+
+    Raises:
+        ConfigError: as `plan_dflash`.
+    """
     block_size = setup.config.block_size or config.block_size
     window = setup.config.draft_window
     try:

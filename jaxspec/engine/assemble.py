@@ -169,8 +169,66 @@ def _build(
     drafter_name, plan = plan_drafter(
         config, model, dtype, token_id=tokenizer.token_id, progress=on_progress
     )
+    built = build_engine(
+        config,
+        model,
+        loaded.target_params,
+        plan,
+        dtype=dtype,
+        device=device,
+        make_detokenizer=_detokenizers(tokenizer) if loaded.detokenize else None,
+    )
+    choices = (
+        ("model", checkpoint.name, str(checkpoint.path)),
+        ("device", device.kind, f"jax {jax.__version__}"),
+        ("dtype", dtype, loaded.dtype_reason),
+        ("drafter", drafter_name, drafter_reason),
+        *((op, choice.name, choice.reason) for op, choice in built.kernels.items()),
+        *_sizes(built.geometry, built.kv_bytes_per_token),
+    )
+    return Assembled(
+        built.engine,
+        tokenizer,
+        built.geometry,
+        model,
+        drafter_name,
+        choices,
+        lossless=config.force_accept is None,
+        target=built.target,
+        drafter=built.drafter,
+        params=built.params,
+    )
+
+
+class BuiltEngine(NamedTuple):
+    """An engine and what it was built from; kernels: of each op, with the reason."""
+
+    engine: Engine
+    geometry: Geometry
+    target: Target
+    drafter: Drafter
+    params: ModelParams
+    kernels: dict[str, Choice]
+    kv_bytes_per_token: int
+
+
+def build_engine(
+    config: EngineConfig,
+    model: ModelConfig,
+    target_params: TargetParams,
+    plan: DrafterPlan,
+    *,
+    dtype: str,
+    device: Device,
+    make_detokenizer: Callable[[Request], Detokenizer] | None,
+) -> BuiltEngine:
+    """Builds the engine of a model and a drafter whose weights are on the device already.
+
+    Raises:
+        ConfigError, UnsupportedKernel: settings that cannot be met.
+    """
     kernels, kernel_choices = choose_kernels(config.kernels, device, model, plan)
-    params = ModelParams(target=loaded.target_params, drafter=plan.params)
+    params = ModelParams(target=target_params, drafter=plan.params)
     itemsize = jnp.dtype(dtype).itemsize
     kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * itemsize
     geometry = resolve(
@@ -199,31 +257,20 @@ def _build(
         init_state(geometry, target, drafter),
         {mode: build_steps(geometry, target, drafter, mode=mode) for mode in Mode},
         eos_token_ids=model.eos_token_ids,
-        make_detokenizer=_detokenizers(tokenizer) if loaded.detokenize else None,
+        make_detokenizer=make_detokenizer,
         overlap=config.overlap,
         prefix_lookahead=drafter.kv_lookahead if config.enable_prefix_caching else None,
         seed=config.seed,
         expected_accept_length=_USEFUL_ACCEPT_LENGTH if plan.feature_layers else None,
     )
-    choices = (
-        ("model", checkpoint.name, str(checkpoint.path)),
-        ("device", device.kind, f"jax {jax.__version__}"),
-        ("dtype", dtype, loaded.dtype_reason),
-        ("drafter", drafter_name, drafter_reason),
-        *((op, choice.name, choice.reason) for op, choice in kernel_choices.items()),
-        *_sizes(geometry, kv_bytes + plan.kv_bytes_per_token),
-    )
-    return Assembled(
+    return BuiltEngine(
         engine,
-        tokenizer,
         geometry,
-        model,
-        drafter_name,
-        choices,
-        lossless=config.force_accept is None,
-        target=target,
-        drafter=drafter,
-        params=params,
+        target,
+        drafter,
+        params,
+        kernel_choices,
+        kv_bytes + plan.kv_bytes_per_token,
     )
 
 

@@ -10,11 +10,20 @@ import pytest
 from jaxspec import cli
 from jaxspec.bench import startup
 from jaxspec.bench.compilations import count_compilations
+from jaxspec.bench.floor import (
+    Machine,
+    Work,
+    dflash_step,
+    matmul_flops_per_s,
+    plain_step,
+    prefill_flops,
+)
 from jaxspec.bench.prompts import PROMPTS
 from jaxspec.bench.report import bars, number
 from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload
-from jaxspec.bench.roofline import matmul_flops_per_s, prefill_flops
-from jaxspec.bench.settings import Settings
+from jaxspec.bench.settings import SHAPE_NAMES, Settings
+from jaxspec.bench.shapes import SHAPES
+from jaxspec.bench.step_profile import family
 from jaxspec.bench.step_times import time_steps
 from jaxspec.bench.throughput import concurrencies
 from jaxspec.config import ConfigError, EngineConfig
@@ -132,6 +141,32 @@ def test_prefill_is_held_against_the_floor(bench):
     assert row["ratio"] == pytest.approx(row["prefill_ms"] / row["floor_ms"])
 
 
+ROOFLINE = ["roofline", "--shape", "tiny", "--context", "40", "--max-model-len", "128"]
+
+
+def test_steps_are_held_against_the_floor(bench):
+    options = ["--batch", "2", "--max-num-seqs", "2", "--max-tokens", "60", "--repeats", "1"]
+    plain, dflash = rows_of(bench, *ROOFLINE, *options)
+    assert [(row["step"], row["batch"]) for row in (plain, dflash)] == [("plain", 2), ("dflash", 2)]
+    assert (plain["accept_length"], dflash["accept_length"]) == (1, 4)
+    for row in (plain, dflash):
+        assert row["ratio"] == pytest.approx(row["ms"] / row["floor_ms"])
+        assert row["num_compilations"] == 0
+        assert 0 < row["dispatch_ms"] < row["ms"]
+        # Every step of every request commits what was forced.
+        a_step = row["tokens_per_s"] * row["ms"] / 1e3
+        assert a_step == pytest.approx(2 * row["accept_length"])
+        assert 40 < row["context"] < 40 + 60
+
+
+def test_split_steps_and_loops_of_steps_are_held_against_the_floor(bench):
+    options = ["--batch", "1", "--max-tokens", "60", "--repeats", "1"]
+    (split,) = rows_of(bench, *ROOFLINE, *options, "--drafter", "dflash", "--split")
+    (loop,) = rows_of(bench, *ROOFLINE, *options, "--drafter", "none", "--decode-steps", "4")
+    assert (split["form"], split["accept_length"]) == ("split", 4)
+    assert (loop["form"], loop["decode_steps"]) == ("fused", 4)
+
+
 def test_a_start_is_timed_in_a_process_of_its_own(folder, tmp_path):
     settings = Settings(
         config=EngineConfig(model=str(folder)),
@@ -171,6 +206,19 @@ def test_a_cold_start_is_held_against_the_median_of_warm_ones(bench, monkeypatch
         (["--num-prompts", "0"], "num_prompts is 0; it must be at least 1"),
         (["--repeat", "3"], "unknown option '--repeat'; did you mean '--repeats'?"),
         (["startup", "--drafter", "./nowhere"], "./nowhere"),
+        (["roofline", "--shape", "giant"], "shape is 'giant'; it must be one of qwen3-8b"),
+        (["roofline", "--batch", "0"], "batch is 0; it must be at least 1"),
+        (["roofline", "--context", "0"], "context is 0; it must be at least 1"),
+        ([*ROOFLINE, "--batch", "9"], "batch is 9, but max_num_seqs is 1; raise it"),
+        ([*ROOFLINE, "--batch", "1", "--drafter", "ngram"], "drafter is 'ngram'; roofline"),
+        (
+            [*ROOFLINE, "--batch", "1", "--max-tokens", "100"],
+            "context 40 and max_tokens 100 make 140 tokens, but max_model_len is 128",
+        ),
+        (
+            [*ROOFLINE, "--batch", "1", "--max-tokens", "9", "--drafter", "dflash"],
+            "max_tokens is 9, too few to time dispatches of 4",
+        ),
     ],
 )
 def test_mistakes_are_refused(bench, argv, text):
@@ -225,6 +273,34 @@ def test_the_floor_counts_every_product_once():
     # Weights a layer: qkv 4 * 8, o 4 * 4, mlp 3 * 4 * 6 = 120; attention over 3 tokens: 1 + 2 + 3
     # positions, 4 wide, scores and values; logits 4 * 7.
     assert prefill_flops(config, 3) == 2 * (2 * (120 * 3 + 2 * 4 * 6) + 28)
+
+
+def test_the_floor_of_a_step_reads_every_weight_and_row_once():
+    """The figures of Qwen3-8B that were worked out by hand for one H200."""
+    target, drafter = SHAPES["qwen3-8b"]
+    machine = Machine(copy_bytes_per_s=4.3e12, flops_per_s=790e12)
+    sizes = {"context": 1024, "itemsize": 2}
+    plain = plain_step(target, batch=1, **sizes)
+    assert 1e3 * plain.floor_s(machine) == pytest.approx(3.56, abs=0.01)
+    one = dflash_step(target, drafter, block=16, batch=1, **sizes)
+    assert 1e3 * one.floor_s(machine) == pytest.approx(4.34, abs=0.01)
+    many = dflash_step(target, drafter, block=16, batch=32, **sizes)
+    assert 1e3 * many.floor_s(machine) == pytest.approx(11.9, abs=0.05)
+    assert Work(10, 30).floor_s(Machine(10.0, 10.0)) == 3.0
+
+
+def test_shapes_are_named_where_no_jax_is_imported():
+    assert tuple(SHAPES) == SHAPE_NAMES
+
+
+def test_copies_of_a_kernel_are_one_family():
+    names = ["loop_add_fusion", "loop_add_fusion_12", "input_reduce.3_1", "nvjet_tst_64x8"]
+    assert [family(name) for name in names] == [
+        "loop_add_fusion",
+        "loop_add_fusion",
+        "input_reduce",
+        "nvjet_tst_64x8",
+    ]
 
 
 def test_the_machine_is_measured():

@@ -1,0 +1,132 @@
+"""Engines over random weights of a named shape, with only the programs that a run needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.bench.shapes import Shape, plan_shape
+from jaxspec.config import EngineConfig
+from jaxspec.engine.assemble import build_engine
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.state import empty_prefill_batch, init_state
+from jaxspec.engine.steps import Step, build_steps
+from jaxspec.models.layers import TargetParams
+from jaxspec.request import Request, SamplingParams
+from jaxspec.weights.files import Progress
+from kernels_pallas.dispatch import Device
+
+_DRAFTS_ACCEPTED = 5  # near what DFlash reaches on Qwen3-8B
+
+
+class ShapeRig:
+    """One drafter beside a target, and the programs of greedy batches.
+
+    batches: the only bucket sizes. split: verification and ingest as two programs.
+    accept_length: tokens that every step commits to every request.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        shape: Shape,
+        target: TargetParams,
+        *,
+        drafter: str,
+        dtype: str,
+        batches: tuple[int, ...],
+        split: bool,
+    ):
+        block = shape.drafter.block_size
+        if drafter == "none":
+            config = dataclasses.replace(config, force_accept=None)
+        elif config.force_accept is None:
+            accepted = min(_DRAFTS_ACCEPTED, (config.block_size or block) - 1)
+            config = dataclasses.replace(config, force_accept=accepted)
+        built = build_engine(
+            config,
+            shape.target,
+            target,
+            plan_shape(shape, drafter, config, dtype),
+            dtype=dtype,
+            device=Device.current(),
+            make_detokenizer=None,
+        )
+        self.shape = shape
+        self.accept_length = 1 + (config.force_accept or 0)
+        self.geometry = dataclasses.replace(
+            built.geometry, batch_buckets=tuple(sorted(set(batches)))
+        )
+        self.params, self.target, self.drafter = built.params, built.target, built.drafter
+        self.choices = built.kernels
+        self.kv_bytes = built.kv_bytes_per_token * self.geometry.num_pages * self.geometry.page_size
+        self.weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
+        self.steps = build_steps(self.geometry, self.target, self.drafter, greedy=True, split=split)
+        self.kind = "decode" if self.geometry.decode_steps == 1 else "decode_loop"
+
+    @property
+    def step(self) -> Step:
+        """The program of a batch that nobody waits beside."""
+        return getattr(self.steps, self.kind)
+
+    def engine(self, step: Step, *, overlap: bool) -> Engine:
+        """An engine with KV of its own that calls `step` instead of its own program."""
+        steps = self.steps._replace(**{self.kind: step})
+        state = init_state(self.geometry, self.target, self.drafter)
+        return Engine(self.geometry, self.params, state, {True: steps}, overlap=overlap)
+
+    def requests(self, count: int, prompt_len: int, max_tokens: int) -> list[Request]:
+        """Greedy requests that end at their length alone, with prompts of random ids."""
+        rng = np.random.default_rng(0)
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        ids = rng.integers(1, self.geometry.vocab_size, (count, prompt_len))
+        return [Request(str(i), tuple(row), params) for i, row in enumerate(ids.tolist())]
+
+    def compile(self, prompts: list[tuple[int, int]], on_progress: Progress) -> None:
+        """Compiles side by side what will run; the calls find it in the compilation cache.
+
+        prompts: (how many, how long) of those that are prefilled together.
+        """
+        geometry = self.geometry
+        state = jax.eval_shape(lambda: init_state(geometry, self.target, self.drafter))
+        jobs: list[tuple[Any, np.ndarray]] = []
+        for size in geometry.batch_buckets:
+            packed = np.zeros((size, 1 + geometry.pages_per_slot), np.int32)
+            jobs += [(step, packed) for step in {self.steps.decode, self.step}]
+        for size in sorted(self._prefill_buckets(prompts)):
+            jobs.append((self.steps.prefill, empty_prefill_batch(size, geometry)))
+        lowered = []
+        for done, (step, packed) in enumerate(jobs):
+            on_progress("tracing", done, len(jobs))
+            if hasattr(step, "lower"):  # the split form is a plain function of two programs
+                lowered.append(step.lower(self.params, state, packed))
+        on_progress("compiling", 0, 0)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda each: each.compile(), lowered))
+
+    def _prefill_buckets(self, prompts: list[tuple[int, int]]) -> set[int]:
+        buckets = self.geometry.prefill_buckets
+        found = set()
+        for count, length in prompts:
+            left = count * -(-length // self.geometry.prefill_tile)
+            while left > 0:
+                tiles = min(left, buckets[-1])
+                found.add(next(size for size in buckets if size >= tiles))
+                left -= tiles
+        return found
+
+
+def memory_in_use() -> int | None:
+    """Bytes of the device that hold arrays; None where the platform does not tell."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return stats.get("bytes_in_use")
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of a number."""
+    return jnp.dtype(dtype).itemsize
