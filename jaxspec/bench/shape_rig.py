@@ -16,6 +16,7 @@ from jaxspec.engine.assemble import build_engine
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import empty_prefill_batch, init_state
 from jaxspec.engine.steps import Step, build_steps
+from jaxspec.mode import Mode
 from jaxspec.models.layers import TargetParams
 from jaxspec.request import Request, SamplingParams
 from jaxspec.weights.files import Progress
@@ -66,7 +67,9 @@ class ShapeRig:
         self.choices = built.kernels
         self.kv_bytes = built.kv_bytes_per_token * self.geometry.num_pages * self.geometry.page_size
         self.weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
-        self.steps = build_steps(self.geometry, self.target, self.drafter, greedy=True, split=split)
+        self.steps = build_steps(
+            self.geometry, self.target, self.drafter, mode=Mode.GREEDY, split=split
+        )
         self.kind = "decode" if self.geometry.decode_steps == 1 else "decode_loop"
 
     @property
@@ -78,7 +81,7 @@ class ShapeRig:
         """An engine with KV of its own that calls `step` instead of its own program."""
         steps = self.steps._replace(**{self.kind: step})
         state = init_state(self.geometry, self.target, self.drafter)
-        return Engine(self.geometry, self.params, state, {True: steps}, overlap=overlap)
+        return Engine(self.geometry, self.params, state, {Mode.GREEDY: steps}, overlap=overlap)
 
     def requests(self, count: int, prompt_len: int, max_tokens: int) -> list[Request]:
         """Greedy requests that end at their length alone, with prompts of random ids."""
