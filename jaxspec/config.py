@@ -102,6 +102,7 @@ class Kernels:
 
     resolve_prepare: str = "xla"
     accept: str = "xla"
+    accept_tree: str = "xla"
     paged_attention: str = "xla"
     kv_write: str = "xla"
     kv_write_context: str = "xla"

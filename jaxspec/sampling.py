@@ -48,13 +48,20 @@ def greedy_tokens(logits: jax.Array) -> jax.Array:
 
 
 def sample_tokens(logits: jax.Array, positions: jax.Array, rows: SamplingRows) -> jax.Array:
-    """Chooses the token of each position, rows of different settings side by side.
-
-    Order: temperature, top-k, top-p over what top-k kept, min-p; then the Gumbel maximum with
-    noise from `fold_in(key, position)`. Greedy rows equal `greedy_tokens` exactly.
+    """Chooses the token of each position: the highest of `sampling_scores`.
 
     logits: f32[B, N, V]. positions: i32[B, N] absolute positions of the tokens to choose.
     Returns token_dtype[B, N].
+    """
+    return greedy_tokens(sampling_scores(logits, positions, rows))
+
+
+def sampling_scores(logits: jax.Array, positions: jax.Array, rows: SamplingRows) -> jax.Array:
+    """What each position's token is the highest of, rows of different settings side by side.
+
+    Order: temperature, top-k, top-p over what top-k kept, min-p; then the Gumbel maximum with
+    noise from `fold_in(key, position)`. Greedy rows keep their logits. f32[B, N, V]; what is
+    filtered out has -inf.
     """
     greedy = rows.temperature == 0.0
     temperature = jnp.where(greedy, 1.0, rows.temperature).astype(jnp.float32)
@@ -62,8 +69,7 @@ def sample_tokens(logits: jax.Array, positions: jax.Array, rows: SamplingRows) -
     scores = (logits - logits.max(-1, keepdims=True)) / temperature[:, None, None]
     noise = position_gumbel(rows.key, positions, logits.shape[-1])
     noisy = jnp.where(filter_mask(scores, rows), scores + noise, -jnp.inf)
-    scores = jnp.where(greedy[:, None, None], logits, noisy)
-    return greedy_tokens(scores)
+    return jnp.where(greedy[:, None, None], logits, noisy)
 
 
 def position_gumbel(keys: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:

@@ -59,14 +59,29 @@ def _write_rows(pages: jax.Array, kv_locs: jax.Array, rows: jax.Array) -> jax.Ar
     return pages.at[flat // size, 0, 0, flat % size].set(values)
 
 
-def _prefix_checksums(rows: jax.Array, lens: jax.Array, num: int) -> jax.Array:
-    """Checksums of rows 0..lens+i for i in 0..num-1, of the stored tokens and positions."""
+def _prefix_checksums(
+    rows: jax.Array, lens: jax.Array, num: int, mask: jax.Array | None = None
+) -> jax.Array:
+    """Checksums of rows 0..lens+i for i in 0..num-1, of the stored tokens and positions.
+
+    mask: u32[B, num, W] of a tree, each of whose tokens sees of the block what its bits say.
+    """
     index = jnp.arange(rows.shape[1], dtype=jnp.int32)[None, :]
+    node = index - lens[:, None]
+    if mask is None:
+        visible = node[:, None, :] <= jnp.arange(num, dtype=jnp.int32)[None, :, None]
+        own = index
+    else:
+        inside = (node >= 0) & (node < num)
+        at = jnp.clip(node, 0, num - 1)
+        words = jnp.broadcast_to(at[:, None, :] // 32, (*mask.shape[:2], at.shape[1]))
+        bits = jnp.take_along_axis(mask, words, axis=2) >> (at % 32).astype(jnp.uint32)[:, None]
+        visible = (node < 0)[:, None] | (inside[:, None] & (bits & jnp.uint32(1) == 1))
+        depth = jax.lax.population_count(mask).sum(-1, dtype=jnp.uint32).astype(jnp.int32) - 1
+        own = jnp.where(inside, lens[:, None] + jnp.take_along_axis(depth, at, axis=1), index)
     terms = contribution(rows[..., 0], rows[..., 1])
     # A row that holds another position's KV must not pass for its own.
-    terms = jnp.where(rows[..., 1] == index, terms, terms + 7919)
-    ends = lens[:, None] + jnp.arange(num, dtype=jnp.int32)[None, :]
-    visible = index[:, None, :] <= ends[:, :, None]
+    terms = jnp.where(rows[..., 1] == own, terms, terms + 7919)
     return jnp.where(visible, terms[:, None, :], 0).sum(-1, dtype=jnp.int32) % MODULUS
 
 
@@ -80,7 +95,7 @@ def build_table_target(page_size: int, num_layers: int = 2) -> Target:
         for pages in kv:
             pages = _write_rows(pages, block.kv_locs, stored)
             rows = _read_rows(pages, block.page_table)
-            state += _prefix_checksums(rows, block.lens, block.positions.shape[1])
+            state += _prefix_checksums(rows, block.lens, block.positions.shape[1], block.mask)
             new_kv.append(pages)
         hidden = (state % (MODULUS * num_layers))[..., None].astype(jnp.float32)
         features = jnp.concatenate([stored.astype(jnp.float32), hidden], axis=-1)
@@ -172,6 +187,58 @@ def build_scripted_drafter(num_draft_tokens: int, page_size: int, num_layers: in
         ingest=ingest,
         kv_lookahead=1,
     )
+
+
+@functools.cache
+def build_tree_drafter(num_nodes: int, depth: int, page_size: int, num_layers: int = 2) -> Drafter:
+    """The scripted drafter's drafts along one path of a tree, another tree at each position.
+
+    Off the path no draft is right.
+    """
+    chain = build_scripted_drafter(depth, page_size, num_layers)
+    trees = [random_tree(seed, num_nodes, depth) for seed in range(5)]
+    parents, depths, paths = (np.stack(parts) for parts in zip(*trees, strict=True))
+
+    def of_trees(values: np.ndarray, which: jax.Array) -> jax.Array:
+        return jnp.asarray(values, jnp.int32)[which]
+
+    def draft(params: ModelParams, state: tuple, context: DraftContext):
+        block = context.block
+        own = context.replace(
+            block=block.replace(
+                token_ids=block.token_ids[:, : depth + 1],
+                positions=block.positions[:, : depth + 1],
+                kv_locs=block.kv_locs[:, : depth + 1],
+            )
+        )
+        drafts, state = chain.draft(params, state, own)
+        which = block.positions[:, 0] % len(trees)
+        along = jnp.take_along_axis(drafts.tokens, of_trees(depths, which), axis=1)
+        node = jnp.arange(num_nodes, dtype=jnp.int32)[None, :]
+        on_path = (node[:, :, None] == of_trees(paths, which)[:, None, :]).any(-1)
+        # Where the script is over, the chain's draft is the right one plus 1.
+        other = (along + (2 + node % (VOCAB - 3)).astype(along.dtype)) % VOCAB
+        ids = jnp.where(on_path, along, other)
+        count = jnp.full_like(context.rows, num_nodes - 1)
+        return DraftBlock(ids.astype(token_dtype()), count, of_trees(parents, which)), state
+
+    return chain._replace(name="tree", num_draft_tokens=num_nodes - 1, depth=depth, draft=draft)
+
+
+def random_tree(seed: int, num_nodes: int, depth: int) -> tuple[list[int], list[int], list[int]]:
+    """Parents and depths of a tree's nodes, and one of its longest paths, the root included."""
+    rng = np.random.default_rng(seed)
+    nodes = rng.permutation(np.arange(1, num_nodes))[:depth]
+    path = [0, *sorted(nodes.tolist())]
+    parents, depths = [-1], [0]
+    for node in range(1, num_nodes):
+        if node in path:
+            parent = path[path.index(node) - 1]
+        else:
+            parent = int(rng.choice([i for i in range(node) if depths[i] < depth]))
+        parents.append(parent)
+        depths.append(depths[parent] + 1)
+    return parents, depths, path
 
 
 @functools.cache

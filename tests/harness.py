@@ -28,12 +28,14 @@ from tests.fakes import (
     build_random_drafter,
     build_scripted_drafter,
     build_table_target,
+    build_tree_drafter,
     make_table,
 )
 
 CONTEXT = 32
 PAGE = 4
 BLOCK = 8
+NODES = 37  # of trees as deep as a block: two words of the mask
 SLOTS = 3
 TILE = 4
 DISPATCH = 4 * TILE  # prompt tokens that one prefill dispatch holds
@@ -81,6 +83,8 @@ def drafter_named(name: str, block: int = BLOCK, page: int = PAGE) -> Drafter:
             return build_scripted_drafter(block - 1, page)
         case "random":
             return build_random_drafter(block - 1)
+        case "tree":
+            return build_tree_drafter(block, BLOCK - 1, page)
     raise KeyError(name)
 
 
@@ -100,8 +104,8 @@ def make_engine(
 
     accepts: how many drafts are right, by position of the bonus token (repeated), or always.
     """
-    if drafter == "none":
-        geometry_changes.setdefault("block_size", 1)
+    if drafter in ("none", "tree"):
+        geometry_changes.setdefault("block_size", 1 if drafter == "none" else NODES)
     geometry = make_geometry(**geometry_changes)
     if isinstance(drafter, str):
         drafter = drafter_named(drafter, geometry.block_size, geometry.page_size)

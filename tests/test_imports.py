@@ -35,7 +35,12 @@ LAYERS = [
         "jaxspec.weights.load",
     ],
     ["jaxspec.drafters", "jaxspec.verify"],
-    ["jaxspec.engine.state", "jaxspec.engine.decode_step", "jaxspec.engine.prefill_step"],
+    [
+        "jaxspec.engine.state",
+        "jaxspec.engine.tree_step",
+        "jaxspec.engine.decode_step",
+        "jaxspec.engine.prefill_step",
+    ],
     ["jaxspec.engine.steps"],
     ["jaxspec.engine"],
     ["jaxspec.llm"],

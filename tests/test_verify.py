@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.config import Kernels
 from jaxspec.drafters.base import DraftBlock
 from jaxspec.future_map import token_dtype
 from jaxspec.verify import Bounds, verify
@@ -28,7 +29,7 @@ def verify_row(
     """Verifies one block beside a frozen padding row, and returns the block's results."""
     block = len(drafts) + 1
     meant = len(drafts) if meant is None else meant
-    accepted = verify(
+    accepted, path = verify(
         DraftBlock(
             jnp.asarray([[0] * block, [bonus, *drafts]], token_dtype()),
             jnp.asarray([0, meant], jnp.int32),
@@ -41,8 +42,10 @@ def verify_row(
             jnp.asarray([True, frozen]),
         ),
         vocab_size=VOCAB,
+        kernels=Kernels(),
         force_accept=force_accept,
     )
+    assert path is None, "a chain has none"
     check_shapes(accepted, 2, block)
     padding = [leaf[0].tolist() for leaf in accepted]
     assert padding == [[0] * block, 0, 0, 0, 1, True, [0] * block + [0, 0, 1, 0]]

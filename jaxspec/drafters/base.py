@@ -50,6 +50,11 @@ class DraftContext:
     greedy: bool = flax.struct.field(pytree_node=False, default=False)
     """True where `sample` takes the highest logit for every row of the batch, so that a drafter
     may do so itself, without logits over the target's vocabulary."""
+    scores: Callable[[jax.Array, jax.Array], jax.Array] | None = flax.struct.field(
+        pytree_node=False, default=None
+    )
+    """What `sample` takes the highest of, f32[B, K, V], for drafters of trees: noise included,
+    filtered tokens at -inf."""
 
 
 class DraftBlock(NamedTuple):
@@ -57,15 +62,16 @@ class DraftBlock(NamedTuple):
 
     tokens: jax.Array  # token_dtype[B, N] bonus token, then K drafts
     num_draft_tokens: jax.Array  # i32[B] how many drafts are meant, 0..K; the rest never match
+    parents: jax.Array | None = None  # i32[B, N] of a tree, as `tree.DraftTree`; None: a chain
 
 
 @flax.struct.dataclass
 class IngestBatch:
     """Tokens whose target KV has just become final, for the drafter's own KV or history.
 
-    After verification row b is a request and its first `num_valid[b]` positions were committed;
-    in prefill row b is a tile of a prompt. `block.kv_locs` already point to page 0 past
-    `num_valid`.
+    After verification row b is a request and its first `num_valid[b]` positions were committed; a
+    tree has become the chain of its accepted path. In prefill row b is a tile of a prompt.
+    `block.kv_locs` already point to page 0 past `num_valid`.
     """
 
     rows: jax.Array  # i32[B] slot of each row, 0 for padding
@@ -80,6 +86,7 @@ class Drafter(NamedTuple):
     """A drafter as pure functions; closes over sizes and kernel names, never over arrays.
 
     num_draft_tokens: K, static; K + 1 positions are verified a step.
+    depth: drafts on a path of its trees at most, static; None where its drafts are a chain.
     feature_layers: 0-based target layers whose outputs it conditions on, in order.
     init_state: (num_pages, num_slots, max_len) -> its state, every leaf a buffer of its own.
     init_carry: (num_slots) -> its relay leaves [S+1, ...]; () when it relays nothing.
@@ -100,11 +107,17 @@ class Drafter(NamedTuple):
     draft: Callable[[ModelParams, State, DraftContext], tuple[DraftBlock, State]]
     ingest: Callable[[ModelParams, State, IngestBatch], tuple[State, Carry]]
     kv_lookahead: int = 0
+    depth: int | None = None
 
     @property
     def block_size(self) -> int:
         """N = K + 1: the bonus token and the drafts."""
         return self.num_draft_tokens + 1
+
+    @property
+    def max_accept_length(self) -> int:
+        """The tokens that a step emits at most: the chain's length, or that of a tree's path."""
+        return 1 + (self.num_draft_tokens if self.depth is None else self.depth)
 
 
 class DrafterSetup(NamedTuple):

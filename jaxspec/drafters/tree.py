@@ -145,14 +145,19 @@ def best_first(log_probs: jax.Array, tokens: jax.Array, num_nodes: int) -> Candi
     return Candidates(*(jnp.concatenate(parts, axis=1) for parts in zip(*layers, strict=True)))
 
 
-def ancestors(parents: jax.Array) -> jax.Array:
-    """bool[B, N, N]: True where node j is node i or one before it, from parents i32[B, N]."""
+def ancestors(parents: jax.Array, depth: int | None = None) -> jax.Array:
+    """bool[B, N, N]: True where node j is node i or one before it, from parents i32[B, N].
+
+    depth: of the deepest node at most, which saves passes; None for any tree.
+    """
     num_nodes = parents.shape[1]
-    node = jnp.arange(num_nodes, dtype=jnp.int32)
-    reach = (parents[:, :, None] == node[None, None, :]) | (node[:, None] == node[None, :])[None]
+    node = jnp.arange(num_nodes, dtype=jnp.int32)[None, :]
+    reach = jnp.broadcast_to(jnp.eye(num_nodes, dtype=bool)[None], (*parents.shape, num_nodes))
+    jump = jnp.where(parents < 0, node, parents)
     # Every pass doubles how far back a node sees.
-    for _ in range((num_nodes - 1).bit_length()):
-        reach = jnp.einsum("bij,bjk->bik", reach, reach, preferred_element_type=jnp.float32) > 0
+    for _ in range((num_nodes - 1 if depth is None else depth).bit_length()):
+        reach |= jnp.take_along_axis(reach, jump[:, :, None], axis=1)
+        jump = jnp.take_along_axis(jump, jump, axis=1)
     return reach
 
 

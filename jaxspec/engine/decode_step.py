@@ -17,10 +17,11 @@ from jaxspec.cache.kv_pages import to_null_page
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import DraftContext, Drafter, IngestBatch, ModelParams
 from jaxspec.engine.state import DecodeBatch, EngineState, Limits
+from jaxspec.engine.tree_step import lay_out, straighten
 from jaxspec.future_map import NON_FINITE_LOGITS, FutureMap, RelayPayload
 from jaxspec.mode import Mode
 from jaxspec.models.base import Block, Target
-from jaxspec.sampling import SamplingRows, greedy_tokens, sample_tokens
+from jaxspec.sampling import SamplingRows, greedy_tokens, sampling_scores
 from jaxspec.verify import Accepted, verify
 
 DecodeStep = Callable[[ModelParams, EngineState, jax.Array], tuple[EngineState, jax.Array]]
@@ -75,14 +76,18 @@ def build_stages(
             lens=resolved.lens,
         )
 
+        def scores(logits: jax.Array, positions: jax.Array) -> jax.Array:
+            return token_scores(logits, positions, limits.sampling, mode=mode)
+
         def sample(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return choose_tokens(logits, positions, limits.sampling, mode=mode)[0]
+            return greedy_tokens(scores(logits, positions))
 
         with jax.named_scope("draft"):
-            is_greedy = mode is Mode.GREEDY
-            context = DraftContext(batch.rows, block, resolved.carry, sample, is_greedy)
+            context = DraftContext(
+                batch.rows, block, resolved.carry, sample, mode is Mode.GREEDY, scores
+            )
             draft, drafter_state = drafter.draft(params, state.drafter_state, context)
-            block = block.replace(token_ids=draft.tokens)
+            block = lay_out(draft, block, drafter.depth)
         with jax.named_scope("target"):
             out = target.forward(params.target, state.kv, block)
         with jax.named_scope("verify"):
@@ -92,27 +97,29 @@ def build_stages(
                 limits.sampling,
                 mode=mode,
             )
-            accepted = verify(
+            accepted, path = verify(
                 draft,
                 predicted,
                 resolved.lens,
                 limits.bounds,
                 vocab_size=geometry.vocab_size,
-                implementation=geometry.kernels.accept,
+                kernels=geometry.kernels,
                 force_accept=geometry.force_accept,
             )
         relay = relay.publish(batch.rows, accepted.new_lens)
         if on_publish is not None:
             on_publish(accepted.new_lens)
 
-        column = jnp.arange(drafter.block_size, dtype=jnp.int32)[None, :]
+        column = jnp.arange(drafter.max_accept_length, dtype=jnp.int32)[None, :]
         committed = column < accepted.num_committed[:, None]
-        kv_locs = to_null_page(block.kv_locs, committed, geometry.page_size)
+        places = block.kv_locs[:, : drafter.max_accept_length]
+        places = to_null_page(places, committed, geometry.page_size)
+        block, out, finite = straighten(path, places, block, out, finite, geometry.page_size)
         pending = Pending(
             ingest=IngestBatch(
                 rows=batch.rows,
-                block=block.replace(kv_locs=kv_locs),
-                next_ids=accepted.tokens,
+                block=block,
+                next_ids=accepted.tokens[:, : drafter.max_accept_length],
                 features=out.features,
                 num_valid=accepted.num_committed,
                 is_first=jnp.zeros_like(limits.frozen),
@@ -214,14 +221,23 @@ def choose_tokens(
 ) -> tuple[jax.Array, jax.Array]:
     """The target's choice of each position, and where its logits were finite.
 
-    logits: f32[B, N, V]. positions: i32[B, N] of the chosen tokens. mode: static; a batch
-    without sampling rows computes neither noise nor filters.
     Returns (token_dtype[B, N], bool[B, N]).
     """
     finite = jnp.isfinite(logits.max(-1))
+    return greedy_tokens(token_scores(logits, positions, sampling, mode=mode)), finite
+
+
+def token_scores(
+    logits: jax.Array, positions: jax.Array, sampling: SamplingRows, *, mode: Mode
+) -> jax.Array:
+    """What the choice of each position is the highest of: f32[B, N, V].
+
+    logits: f32[B, N, V]. positions: i32[B, N] of the tokens to choose. mode: static; a batch
+    without sampling rows computes neither noise nor filters.
+    """
     if mode is Mode.GREEDY:
-        return greedy_tokens(logits), finite
-    return sample_tokens(logits, positions, sampling), finite
+        return logits
+    return sampling_scores(logits, positions, sampling)
 
 
 def settle(

@@ -59,13 +59,13 @@ def build_prefill_step(
             mode=mode,
         )
         last_ids = jnp.take_along_axis(batch.token_ids, last, axis=1)
-        accepted = verify(
+        accepted, _ = verify(
             DraftBlock(last_ids, jnp.zeros_like(batch.rows)),
             predicted,
             last_positions[:, 0],
             batch.limits.bounds,
             vocab_size=geometry.vocab_size,
-            implementation=geometry.kernels.accept,
+            kernels=geometry.kernels,
         )
 
         # Only a prompt's final tile starts its row of the relay; the others stand in as padding.

@@ -27,10 +27,11 @@ class Block:
     """
 
     token_ids: jax.Array  # token_dtype[B, N]
-    positions: jax.Array  # i32[B, N] absolute positions, lens[b] + 0..N-1
+    positions: jax.Array  # i32[B, N] absolute positions, lens[b] + 0..N-1; of a tree + depth
     kv_locs: jax.Array  # i32[B, N] flat row to write, page * page_size + offset; page 0: nobody's
     page_table: jax.Array  # i32[B, M] pages of the row's request, in order
     lens: jax.Array  # i32[B] rows of KV before the block
+    mask: jax.Array | None = None  # u32[B, N, ceil(N / 32)] which of the block a tree's token sees
 
 
 class TargetOutput(NamedTuple):
@@ -46,8 +47,8 @@ class Target(NamedTuple):
 
     embed: (params, token_ids[...]) -> [..., E].
     forward: (params, kv, block) -> TargetOutput. Writes the block's KV at `kv_locs`, attends
-        causally inside the block and to the `lens` rows before it. kv is updated in place when
-        the caller donates it.
+        causally (or by its mask) inside the block and to the `lens` rows before it. kv is updated
+        in place when the caller donates it.
     logits: (params, hidden[..., E]) -> f32[..., V].
     init_kv: (num_pages) -> KV of zeros.
     """

@@ -228,6 +228,7 @@ def attention(
             block.lens,
             causal=spec.causal,
             window=spec.window,
+            block_mask=block.mask,
             implementation=kernels.paged_attention,
         )
         out = linear(attended.reshape(*x.shape[:-1], -1), layer.o, layer.o_bias)
