@@ -157,6 +157,7 @@ class RequestMetrics:
     num_accepted: int = 0
     num_committed: int = 0  # in decode steps: the token of the prefill is not counted
     accept_lengths: list[int] = field(default_factory=list)  # one entry a verify
+    num_preemptions: int = 0  # times that its pages went to requests that came before
 
     @property
     def mean_accept_length(self) -> float | None:

@@ -66,6 +66,7 @@ HOST_ONLY = [
     "jaxspec.detokenizer",
     "jaxspec.chat_template",
     "jaxspec.cache.page_pool",
+    "jaxspec.cache.prefix_tree",
     "jaxspec.weights.files",
     "jaxspec.weights.safetensors",
     "jaxspec.weights.mapping",

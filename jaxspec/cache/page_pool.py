@@ -40,6 +40,10 @@ class PagePool:
         """Pages that requests can own in all."""
         return len(self._owners) - 1
 
+    def is_owned(self, page: int) -> bool:
+        """True where some request owns the page."""
+        return bool(self._owners[page])
+
     def allocate(self, count: int) -> list[int]:
         """Takes `count` pages that nobody owns.
 

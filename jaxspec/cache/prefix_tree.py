@@ -51,6 +51,11 @@ class PrefixTree:
         self._pool.share(pages)
         return pages
 
+    def num_in_use(self, tokens: Sequence[int]) -> int:
+        """How many of the pages that `take` would give some request reads now."""
+        path = self._walk(tokens, len(tokens) - 1)
+        return sum(self._pool.is_owned(node.page) for node in path)
+
     def add(self, tokens: Sequence[int], pages: Sequence[int], num_rows: int) -> None:
         """Enters the full pages of a request that goes on.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +62,8 @@ def make_sequence(
         stop_ids=stop_ids,
     )
     metrics = RequestMetrics(arrival_s=time.perf_counter())
-    return Sequence(request, max_len, limits_row, metrics, detokenizer)
+    prompt = np.asarray(request.prompt_token_ids, np.int32)
+    return Sequence(request, max_len, limits_row, metrics, prompt, detokenizer)
 
 
 def stop_ids_of(request: Request, eos_token_ids: tuple[int, ...]) -> set[int]:
@@ -109,14 +109,14 @@ class Tile(NamedTuple):
     @property
     def is_final(self) -> bool:
         """True where the prompt ends in this tile."""
-        return self.start + self.num_tokens == self.seq.prompt_len
+        return self.start + self.num_tokens == self.seq.prefill_len
 
 
 def next_tiles(seq: Sequence, tile_size: int, room: int) -> list[Tile]:
     """The next tiles of a prompt, at most `room`; what is left goes on in the next dispatch."""
     start, tiles = seq.num_prefilled, []
-    while start < seq.prompt_len and len(tiles) < room:
-        count = min(tile_size, seq.prompt_len - start)
+    while start < seq.prefill_len and len(tiles) < room:
+        count = min(tile_size, seq.prefill_len - start)
         tiles.append(Tile(seq, start, count, start == seq.num_cached))
         start += count
     return tiles
@@ -129,16 +129,15 @@ def pack_tiles(tiles: list[Tile], geometry: Geometry, page_table: np.ndarray) ->
     """
     packed = empty_prefill_batch(bucket(len(tiles), geometry.prefill_buckets), geometry)
     for out, (seq, start, count, is_first) in zip(packed, tiles, strict=False):
-        prompt = seq.request.prompt_token_ids
-        end = start + count
+        ids, end = seq.prefill_ids, start + count
         pack_prefill_tile(
             out,
             geometry,
             row=seq.slot,
             start=start,
             is_first=is_first,
-            tokens=np.asarray(prompt[start:end], np.int32),
-            next_id=prompt[end] if end < len(prompt) else None,
+            tokens=ids[start:end],
+            next_id=int(ids[end]) if end < len(ids) else None,
             limits_row=seq.limits_row,
             page_row=page_table[seq.slot],
         )
@@ -148,16 +147,3 @@ def pack_tiles(tiles: list[Tile], geometry: Geometry, page_table: np.ndarray) ->
 def bucket(count: int, buckets: tuple[int, ...]) -> int:
     """The smallest bucket that holds `count`."""
     return next(size for size in buckets if size >= count)
-
-
-def may_enter(
-    waiting: deque[Sequence], geometry: Geometry, *, promised_pages: int, num_usable_pages: int
-) -> bool:
-    """True where the first waiting request can run to its end beside those that run already.
-
-    Pages are given as a request grows, but promised in full when it enters, so that no running
-    request ever lacks one.
-    """
-    return bool(waiting) and (
-        promised_pages + geometry.pages_at_most(waiting[0].max_len) <= num_usable_pages
-    )

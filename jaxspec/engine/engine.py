@@ -12,15 +12,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxspec.cache.page_pool import PagePool
-from jaxspec.cache.prefix_tree import PrefixTree
+from jaxspec.cache.page_pool import OutOfPages, PagePool
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import ModelParams
 from jaxspec.engine.admission import (
     Tile,
     bucket,
     make_sequence,
-    may_enter,
     next_tiles,
     pack_tiles,
     request_key,
@@ -28,6 +26,7 @@ from jaxspec.engine.admission import (
 )
 from jaxspec.engine.commit import commit_tokens
 from jaxspec.engine.draft_input import DraftInput
+from jaxspec.engine.page_table import PageTable
 from jaxspec.engine.sequence import Detokenizer, Sequence
 from jaxspec.engine.state import EngineState, StepOutput
 from jaxspec.engine.steps import Steps
@@ -51,6 +50,7 @@ class EngineStats:
 
     num_prefill_steps: int = 0
     num_decode_steps: int = 0  # dispatches; a loop of several steps is one
+    num_preemptions: int = 0
     num_verifies: int = 0  # slot-steps
     num_draft_tokens: int = 0
     num_accepted: int = 0
@@ -118,9 +118,7 @@ class Engine:
         self._num_requests = 0
         self._prefix_lookahead = prefix_lookahead
         self._use_pool(PagePool(geometry.num_pages))
-        self._promised_pages = 0
         self._free_slots = deque(range(1, geometry.num_slots + 1))
-        self._page_table = np.zeros((geometry.num_slots + 1, geometry.pages_per_slot), np.int32)
         self._published_lens = np.zeros(geometry.num_slots + 1, np.int32)
         self._in_flight_rows = np.zeros(geometry.num_slots + 1, np.int32)
         self._waiting: deque[Sequence] = deque()
@@ -131,11 +129,7 @@ class Engine:
         self._by_id: dict[str, Sequence] = {}
 
     def _use_pool(self, pool: PagePool) -> None:
-        self._pool, self._prefixes = pool, None
-        if self._prefix_lookahead is not None:
-            self._prefixes = PrefixTree(
-                pool, page_size=self.geometry.page_size, lookahead=self._prefix_lookahead
-            )
+        self._pages = PageTable(self.geometry, pool, self._prefix_lookahead)
 
     def add_request(self, request: Request) -> None:
         """Queues a request.
@@ -152,7 +146,7 @@ class Engine:
             self.geometry,
             eos_token_ids=self._eos_token_ids,
             key=request_key(request.params.seed, self._seed, self._num_requests),
-            num_usable_pages=self._pool.num_usable,
+            num_usable_pages=self._pages.pool.num_usable,
             detokenizer=self._make_detokenizer(request) if self._make_detokenizer else None,
         )
         self._num_requests += 1
@@ -212,43 +206,28 @@ class Engine:
 
     def check_idle(self) -> None:
         """Asserts that an engine without requests owns every slot and page again."""
-        self._pool.check()
-        if self._prefixes is not None:
-            self._prefixes.check()
-        assert self._pool.num_free == self._pool.num_usable, "pages leak"
+        self._pages.check_idle()
         assert len(self._free_slots) == self.geometry.num_slots, "slots leak"
-        assert self._promised_pages == 0, "promised pages leak"
-        assert not self._page_table.any(), "page table rows outlive their requests"
         assert not self._in_flight_rows.any(), "rows in flight outlive their steps"
 
     @property
     def num_free_pages(self) -> int:
         """Pages that no request owns, those of the prefix cache included."""
-        return self._pool.num_free
+        return self._pages.pool.num_free
 
     def _admit(self) -> None:
-        while self._free_slots and may_enter(
-            self._waiting,
-            self.geometry,
-            promised_pages=self._promised_pages,
-            num_usable_pages=self._pool.num_usable,
+        """Lets waiting requests in, in their order, while there are slots and pages."""
+        while (
+            self._waiting
+            and self._free_slots
+            and self._pages.has_room_for(
+                self._waiting[0], admitted=self._prefilling, num_running=len(self._running)
+            )
         ):
             seq = self._waiting.popleft()
             seq.slot = self._free_slots.popleft()
-            self._promised_pages += self.geometry.pages_at_most(seq.max_len)
-            self._published_lens[seq.slot] = seq.prompt_len - 1
+            self._published_lens[seq.slot] = seq.prefill_len - 1
             self._prefilling.append(seq)
-
-    def _reserve(self, seq: Sequence, num_tokens: int) -> None:
-        """Gives the request the pages for `num_tokens` rows of KV."""
-        missing = self.geometry.pages_for(num_tokens) - len(seq.pages)
-        if missing > 0:
-            self._give(seq, self._pool.allocate(missing))
-
-    def _give(self, seq: Sequence, pages: list[int]) -> None:
-        owned = len(seq.pages)
-        seq.pages += pages
-        self._page_table[seq.slot, owned : len(seq.pages)] = pages
 
     def _plan_prefill(self) -> list[Tile]:
         """Takes the next tiles of the prompts, in order, as many as one dispatch holds.
@@ -262,55 +241,79 @@ class Engine:
             if len(tiles) == room:
                 break
             if not seq.pages:
-                self._take_cached(seq)
-                self._reserve(seq, seq.prompt_len)
+                try:
+                    self._pages.begin(seq)
+                except OutOfPages:
+                    break  # those that run have grown since it was admitted
             tiles += next_tiles(seq, self.geometry.prefill_tile, room - len(tiles))
             seq.num_prefilled = tiles[-1].start + tiles[-1].num_tokens
-            if self._prefixes is not None:
-                self._prefixes.add(seq.token_ids, seq.pages, seq.num_prefilled)
+            self._pages.offer(seq)
         return tiles
-
-    def _take_cached(self, seq: Sequence) -> None:
-        """Begins a prompt with what the prefix cache has of it."""
-        if self._prefixes is None or seq.request.params.prompt_logprobs is not None:
-            return
-        self._give(seq, self._prefixes.take(seq.token_ids))
-        seq.num_cached = seq.num_prefilled = len(seq.pages) * self.geometry.page_size
 
     def _dispatch_prefill(self) -> None:
         tiles = self._plan_prefill()
-        packed = pack_tiles(tiles, self.geometry, self._page_table)
+        if not tiles:
+            return
+        packed = pack_tiles(tiles, self.geometry, self._pages.table)
         entries = {}
         for row, tile in enumerate(tiles):
             entries[tile.seq.slot] = Entry(tile.seq, row if tile.is_final else None)
         self._launch("prefill", packed, list(entries.values()), max_commit=1)
         self.stats.num_prefill_steps += 1
-        self._prefilling = [seq for seq in self._prefilling if seq.num_prefilled < seq.prompt_len]
+        self._prefilling = [seq for seq in self._prefilling if seq.num_prefilled < seq.prefill_len]
         started = [entry.seq for entry in entries.values() if entry.row is not None]
         self._running.update({seq.slot: seq for seq in started})
         self._draft_input = self._draft_input.merge_batch(
-            DraftInput.create([seq.slot for seq in started], [seq.prompt_len for seq in started])
+            DraftInput.create([seq.slot for seq in started], [seq.prefill_len for seq in started])
         )
 
     def _dispatch_decode(self) -> None:
         going = self._draft_input.filter_batch(
             {slot for slot, seq in self._running.items() if self._may_go_on(seq)}
         )
-        if not len(going):
-            return
         seqs = [self._running[slot] for slot in going.rows.tolist()]
         quiet = not (self._waiting or self._prefilling or any(s.needs_host_stop for s in seqs))
         is_loop = quiet and self.geometry.decode_steps > 1
         max_commit = self.geometry.max_commit if is_loop else self.geometry.block_size
         _, upper = resolve_seq_lens_cpu(self._published_lens, self._in_flight_rows, going.rows)
         going = going.reserve(upper + np.int32(max_commit))
-        for seq, num_tokens in zip(seqs, going.reserved_lens.tolist(), strict=True):
-            self._reserve(seq, num_tokens)
-        packed = pack_decode(going, self.geometry, self._page_table)
+        for seq, num_rows in zip(seqs, going.reserved_lens.tolist(), strict=True):
+            self._grow(seq, num_rows, seqs)
+        seqs = [seq for seq in seqs if not seq.is_preempted]
+        going = going.filter_batch({seq.slot for seq in seqs})
+        if not seqs:
+            return
+        packed = pack_decode(going, self.geometry, self._pages.table)
         entries = [Entry(seq, row) for row, seq in enumerate(seqs)]
         kind = "decode_loop" if is_loop else "decode"
         self._launch(kind, packed, entries, max_commit=max_commit)
         self.stats.num_decode_steps += 1
+
+    def _grow(self, seq: Sequence, num_rows: int, going: list[Sequence]) -> None:
+        """Gives a running request pages for `num_rows` rows, others' if there is no other way.
+
+        The last that came gives up its pages first, if need be `seq` itself.
+        """
+        while not seq.is_preempted:
+            try:
+                return self._pages.reserve(seq, num_rows)
+            except OutOfPages:
+                started = [other for other in self._prefilling if other.pages]
+                later = [other for other in going if not other.is_preempted]
+                self._preempt([*later, *started][-1])
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Takes slot and pages from a request, which waits in front of those that came later.
+
+        What is in flight of it is dropped when it lands, and its slot is free then.
+        """
+        again = seq.preempt()
+        again.metrics.num_preemptions += 1
+        self.stats.num_preemptions += 1
+        self._by_id[seq.request.request_id] = again
+        self._waiting.appendleft(again)
+        self._pages.take_back(seq, self._num_written(seq))
+        self._leave(seq)
 
     def _may_go_on(self, seq: Sequence) -> bool:
         """False for a request that is full once the steps in flight have landed.
@@ -344,13 +347,13 @@ class Engine:
             seq.num_in_flight -= 1
             self._in_flight_rows[seq.slot] -= dispatch.max_commit
             if row is not None:
-                # A request that ended since it was dispatched drops the result.
+                # A request that ended or was preempted since it was dispatched drops the result.
                 for step in range(len(packed) if packed.ndim == 3 else 1):
-                    if seq.finished:
+                    if seq.is_over:
                         break
                     self._commit(seq, output.row(step, row), dispatch.is_prefill, now, faults)
                     changed[seq.request.request_id] = seq
-            if seq.finished and seq.slot and not seq.num_in_flight:
+            if seq.is_over and seq.slot and not seq.num_in_flight:
                 self._release(seq)
         return faults
 
@@ -412,6 +415,10 @@ class Engine:
         if not seq.slot:
             self._waiting.remove(seq)
             return
+        self._leave(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        """Takes a request out of the batch; its slot is free once nothing of it is in flight."""
         if self._running.pop(seq.slot, None) is not None:
             self._draft_input = self._draft_input.filter_batch(set(self._running))
         else:
@@ -420,24 +427,17 @@ class Engine:
             self._release(seq)
 
     def _release(self, seq: Sequence) -> None:
-        self._let_go(seq)
-        self._promised_pages -= self.geometry.pages_at_most(seq.max_len)
-        self._page_table[seq.slot] = 0
+        if seq.finish_reason is FinishReason.ERROR:
+            self._pages.discard(seq)
+        else:
+            self._pages.take_back(seq, self._num_written(seq))
         self._free_slots.append(seq.slot)
         seq.slot = 0
 
-    def _let_go(self, seq: Sequence) -> None:
-        """Takes the request's pages from it; the prefix cache keeps what is full of them."""
-        pages, seq.pages = seq.pages, []
-        if self._prefixes is None:
-            self._pool.release(pages)
-        elif seq.finish_reason is FinishReason.ERROR:
-            self._prefixes.forget(pages[seq.num_cached // self.geometry.page_size :])
-            self._pool.release(pages)
-        else:
-            is_running = seq.num_prefilled == seq.prompt_len
-            rows = int(self._published_lens[seq.slot]) if is_running else seq.num_prefilled
-            self._prefixes.hand_over(seq.token_ids, pages, rows)
+    def _num_written(self, seq: Sequence) -> int:
+        """Rows of KV that hold the request's text, as far as the host knows."""
+        is_prefilled = seq.num_prefilled == seq.prefill_len
+        return int(self._published_lens[seq.slot]) if is_prefilled else seq.num_prefilled
 
 
 def pack_decode(plan: DraftInput, geometry: Geometry, page_table: np.ndarray) -> np.ndarray:

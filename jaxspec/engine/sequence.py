@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -34,12 +34,15 @@ class Sequence:
     max_len: int  # tokens of prompt and output at most
     limits_row: np.ndarray  # `pack_limits`
     metrics: RequestMetrics
+    prefill_ids: np.ndarray  # i32[L] the prompt, and the output so far of one that was preempted
     detokenizer: Detokenizer | None = None
     slot: int = 0  # 0: waits
     pages: list[int] = field(default_factory=list)
-    num_cached: int = 0  # prompt tokens whose KV was in the prefix cache
-    num_prefilled: int = 0  # prompt tokens dispatched, or cached
+    num_cached: int = 0  # of `prefill_ids`: tokens whose KV was in the prefix cache
+    num_prefilled: int = 0  # of `prefill_ids`: tokens dispatched, or cached
     num_in_flight: int = 0  # dispatches whose result has not landed
+    is_preempted: bool = False  # another `Sequence` goes on with the request
+    num_cached_tokens: int | None = None  # of the prompt, when it first ran
     output_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
@@ -47,9 +50,9 @@ class Sequence:
     error: str | None = None
 
     @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_token_ids)
+    def prefill_len(self) -> int:
+        """Tokens to prefill before the next one is known."""
+        return len(self.prefill_ids)
 
     @property
     def token_ids(self) -> list[int]:
@@ -60,6 +63,11 @@ class Sequence:
     def finished(self) -> bool:
         """True once nothing more will be emitted."""
         return self.finish_reason is not None
+
+    @property
+    def is_over(self) -> bool:
+        """True once results that land for it are dropped."""
+        return self.finished or self.is_preempted
 
     @property
     def needs_host_stop(self) -> bool:
@@ -94,5 +102,22 @@ class Sequence:
             self.finished,
             self.metrics,
             self.error,
-            self.num_cached,
+            self.num_cached_tokens or 0,
+        )
+
+    def preempt(self) -> Sequence:
+        """Retires this one and returns the one that will go on from what has landed.
+
+        The text goes on as it would have: the noise of a token depends on its position alone.
+        """
+        self.is_preempted = True
+        return replace(
+            self,
+            prefill_ids=np.asarray(self.token_ids, np.int32),
+            slot=0,
+            pages=[],
+            num_cached=0,
+            num_prefilled=0,
+            num_in_flight=0,
+            is_preempted=False,
         )

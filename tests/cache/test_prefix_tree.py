@@ -66,6 +66,14 @@ def test_what_was_not_written_is_not_kept():
     assert len(tree) == 1
 
 
+def test_pages_that_some_request_reads_cost_the_next_nothing():
+    pool, tree = make()
+    serve(pool, tree, A)
+    assert tree.num_in_use(A) == 0
+    tree.take(A[:6])
+    assert tree.num_in_use(A) == 1
+
+
 def test_two_texts_share_their_beginning_and_part_where_they_differ():
     pool, tree = make()
     first = serve(pool, tree, A)

@@ -73,11 +73,11 @@ def test_slot_and_pages_come_back_once_the_steps_in_flight_have_landed():
     engine.step()
     assert engine._in_flight, "the abort must find a step in flight"
     engine.abort("runs")
-    assert engine.num_free_pages < engine._pool.num_usable
+    assert engine.num_free_pages < engine._pages.pool.num_usable
     assert engine.has_unfinished
     assert engine.step() == []
     assert not engine.has_unfinished
-    assert engine.num_free_pages == engine._pool.num_usable
+    assert engine.num_free_pages == engine._pages.pool.num_usable
 
 
 def test_the_id_of_an_aborted_request_is_free_at_once():

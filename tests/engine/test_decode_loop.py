@@ -35,8 +35,8 @@ def engine_after_prefill(asked):
     plan = engine._draft_input
     for slot in plan.rows.tolist():
         seq = engine._running[slot]
-        engine._reserve(seq, seq.prompt_len + engine.geometry.max_commit)
-    return engine, pack_decode(plan, engine.geometry, engine._page_table)
+        engine._pages.reserve(seq, seq.prefill_len + engine.geometry.max_commit)
+    return engine, pack_decode(plan, engine.geometry, engine._pages.table)
 
 
 def run_both_ways(limits):

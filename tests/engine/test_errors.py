@@ -151,13 +151,12 @@ def test_a_released_slot_has_no_errors_of_its_last_owner():
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda engine: engine._pool.allocate(1), "pages leak"),
+        (lambda engine: engine._pages.pool.allocate(1), "pages leak"),
         (lambda engine: engine._free_slots.popleft(), "slots leak"),
-        (lambda engine: setattr(engine, "_promised_pages", 3), "promised pages leak"),
-        (lambda engine: engine._page_table.fill(1), "page table rows outlive their requests"),
+        (lambda engine: engine._pages.table.fill(1), "page table rows outlive their requests"),
         (lambda engine: engine._in_flight_rows.fill(1), "rows in flight outlive their steps"),
     ],
-    ids=["pages", "slots", "promised", "table", "in flight"],
+    ids=["pages", "slots", "table", "in flight"],
 )
 def test_what_leaks_is_found_when_the_engine_is_idle(break_it, message):
     engine = make_engine()

@@ -107,27 +107,27 @@ class EngineMachine(RuleBasedStateMachine):
         if self.engine is None:
             return
         engine = self.engine
-        engine._pool.check()
+        engine._pages.pool.check()
         holders = {seq.slot: seq for seq in [*engine._running.values(), *engine._prefilling]}
         for dispatch in engine._in_flight:
             holders |= {seq.slot: seq for seq, _ in dispatch.entries}
         holders.pop(0, None)
         owned = Counter(page for seq in holders.values() for page in seq.pages)
-        assert len(owned) + engine.num_free_pages == engine._pool.num_usable
-        assert all(engine._pool._owners[page] == count for page, count in owned.items())
+        assert len(owned) + engine.num_free_pages == engine._pages.pool.num_usable
+        assert all(engine._pages.pool._owners[page] == count for page, count in owned.items())
         for page, count in owned.items():
-            assert count == 1 or page in engine._prefixes._nodes, "a page has two owners"
-        engine._prefixes.check()
+            assert count == 1 or page in engine._pages.prefixes._nodes, "a page has two owners"
+        engine._pages.prefixes.check()
         assert sorted([*holders, *engine._free_slots]) == [1, 2, 3]
         for slot, seq in holders.items():
-            row = engine._page_table[slot]
+            row = engine._pages.table[slot]
             assert row[: len(seq.pages)].tolist() == seq.pages
             assert not row[len(seq.pages) :].any()
             written = seq.num_prefilled
             if slot in engine._running:
                 written = int(engine._published_lens[slot] + engine._in_flight_rows[slot])
             assert len(seq.pages) * PAGE >= written, "KV may be written past the row's pages"
-        assert not np.any(engine._page_table[engine._free_slots]), "a free slot has pages"
+        assert not np.any(engine._pages.table[engine._free_slots]), "a free slot has pages"
 
     def teardown(self):
         if self.engine is None:
@@ -146,8 +146,9 @@ class EngineMachine(RuleBasedStateMachine):
             assert output.finished
             assert tokens_of(output) == list(want)
             assert output.outputs[0].finish_reason == want.finish_reason
-            lengths = scripted_accept_lengths(asked, self.accepts)
-            assert output.metrics.accept_lengths == lengths
+            if not output.metrics.num_preemptions:
+                lengths = scripted_accept_lengths(asked, self.accepts)
+                assert output.metrics.accept_lengths == lengths
 
 
 TestEngineMachine = EngineMachine.TestCase

@@ -176,7 +176,7 @@ def test_without_the_cache_nothing_is_taken():
         outputs = run(engine, asked)
         check(outputs, asked)
         assert outputs[name].num_cached_tokens == 0
-    assert engine._pool.num_idle == 0
+    assert engine._pages.pool.num_idle == 0
 
 
 def test_kv_of_a_hit_equals_kv_of_a_cold_run():

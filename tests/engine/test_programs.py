@@ -310,7 +310,7 @@ def test_published_lengths_are_those_of_the_relay():
     engine.add_request(request("a", [1, 2, 3], ignore_eos=True))
     engine.step()
     packed = decode_batch(geometry)
-    packed[0, 0], packed[0, 1:] = 1, engine._page_table[1]
+    packed[0, 0], packed[0, 1:] = 1, engine._pages.table[1]
     relay, pending, published = jax.jit(lengths)(engine._params, engine._state, packed)
     assert relay[0] == pending[0] == published[0] > 4
     assert relay[1:].tolist() == [1, 1, 1]
@@ -326,13 +326,13 @@ def test_the_drafter_is_handed_rejected_places_in_the_null_page():
     engine.step()
     packed = decode_batch(geometry)
     for row in (1, 2):
-        packed[row, 0], packed[row, 1:] = row, engine._page_table[row]
+        packed[row, 0], packed[row, 1:] = row, engine._pages.table[row]
     _, pending, output = jax.jit(verify_half)(engine._params, engine._state, packed)
     committed = pending.ingest.num_valid.tolist()
     assert committed == [0, 0, 1, 0], "row 1 has ended, row 2 ends with this token"
     pages = (pending.ingest.block.kv_locs // PAGE).tolist()
     length = int(engine._published_lens[2])
-    assert pages[2][0] == engine._page_table[2][length // PAGE] > 0
+    assert pages[2][0] == engine._pages.table[2][length // PAGE] > 0
     assert pages[2][1:] == [0] * (BLOCK - 1)
     assert pages[0] == pages[1] == pages[3] == [0] * BLOCK
     assert output[:, BLOCK].tolist() == committed

@@ -77,7 +77,7 @@ def test_rows_outside_a_step_keep_every_bit():
     for asked in ASKED:
         engine.add_request(asked)
     engine.step()
-    table = engine._page_table.copy()
+    table = engine._pages.table.copy()
     before = [rows_of_state(engine._state, table, slot) for slot in (1, 2, 3)]
     plan = engine._draft_input.filter_batch({2})
     packed = pack_decode(plan, engine.geometry, table)

@@ -29,14 +29,14 @@ def test_a_neighbours_pages_survive_a_row_at_the_end_of_its_context():
         outputs |= {output.request_id: output for output in engine.step()}
         seq = engine._by_id.get("beside")
         if seq is not None:
-            now = engine._page_table[seq.slot].copy()
+            now = engine._pages.table[seq.slot].copy()
             assert now[: np.count_nonzero(row)].tolist() == row[row > 0].tolist()
             row = now
     check(outputs, full, beside)
     for asked in (full, beside):
         lengths = outputs[asked.request_id].metrics.accept_lengths
         assert lengths == scripted_accept_lengths(asked, SCRIPT)
-    assert engine.num_free_pages == engine._pool.num_usable
+    assert engine.num_free_pages == engine._pages.pool.num_usable
 
 
 @pytest.mark.parametrize("room", range(1, BLOCK + 2))

@@ -17,7 +17,7 @@ def test_no_array_handed_to_a_step_is_part_of_the_hosts_tables():
     engine = make_engine()
     calls = record(engine)
     check(run(engine, *ASKED), *ASKED)
-    mine = (engine._page_table, engine._published_lens, engine._in_flight_rows)
+    mine = (engine._pages.table, engine._published_lens, engine._in_flight_rows)
     packed = [call.packed for call in calls]
     assert not any(np.shares_memory(array, table) for array in packed for table in mine)
     assert not any(np.shares_memory(a, b) for i, a in enumerate(packed) for b in packed[:i]), (
@@ -43,10 +43,10 @@ def test_the_page_table_may_change_right_after_a_dispatch():
 
     def around(kind, mode, step, params, state, packed):
         result = step(params, state, packed)
-        kept = engine._page_table.copy()
-        engine._page_table[:] = 99
+        kept = engine._pages.table.copy()
+        engine._pages.table[:] = 99
         jax.block_until_ready(result[1])
-        engine._page_table[:] = kept
+        engine._pages.table[:] = kept
         return result
 
     intercept(engine, around)
