@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
@@ -20,6 +20,12 @@ def _all(check: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, (list, tuple)) and all(check(each) for each in value)
 
 
+def _is_number_of_whole(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_whole(key) and _is_number(each) for key, each in value.items()
+    )
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
@@ -32,6 +38,7 @@ _TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
     "bool": (lambda value: isinstance(value, bool), "True or False"),
     "tuple[str, ...]": (_all(_is_text), "text or a list of texts"),
     "tuple[int, ...]": (_all(_is_whole), "a list of whole numbers"),
+    "dict[int, float]": (_is_number_of_whole, "a number for each of some whole numbers"),
 }
 
 

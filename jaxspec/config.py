@@ -15,6 +15,9 @@ from typing import Any
 from jaxspec.checks import check_field_types
 
 MAX_STOP_IDS = 16
+MAX_LOGIT_BIAS = 300  # entries, as the OpenAI API allows
+MAX_BAD_WORDS = 64  # token sequences
+MAX_BAD_WORD_LEN = 8  # tokens of each
 MAX_BLOCK_SIZE = 64
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _CPU_KV_BYTES = 1 << 30  # host memory is shared with everything else; more only when asked for

@@ -13,3 +13,9 @@ class Mode(enum.IntEnum):
 
     GREEDY = 0  # takes the highest logit
     SAMPLED = 1  # temperature, filters and noise
+    EDITED = 2  # penalties, logit bias, min_tokens and bad words change the logits first
+
+    @property
+    def edits(self) -> bool:
+        """True where the programs read and write `EngineState.edits`."""
+        return self >= Mode.EDITED

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from jaxspec.checks import check_field_types
+from jaxspec.config import MAX_LOGIT_BIAS
 from jaxspec.mode import Mode
 
 DEFAULT_MAX_TOKENS = 16
@@ -15,14 +16,8 @@ MAX_SEED = 2**64 - 1
 # Fields of vLLM's SamplingParams that are accepted only at the value that changes nothing.
 _NEUTRAL_ONLY = {
     "n": 1,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "logit_bias": None,
-    "min_tokens": 0,
     "logprobs": None,
     "prompt_logprobs": None,
-    "bad_words": None,
 }
 
 
@@ -66,25 +61,30 @@ class SamplingParams:
     ignore_eos: bool = _option(False, "go on after the model's own end")
     include_stop_str_in_output: bool = _option(False, "keep the stop text in the answer")
     skip_special_tokens: bool = _option(True, "leave control tokens out of the text")
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    presence_penalty: float = _option(0.0, "taken off the logits of tokens already put out")
+    frequency_penalty: float = _option(0.0, "taken off as often as the token was put out")
+    repetition_penalty: float = _option(
+        1.0, "divides the logits of tokens of prompt and answer (negative ones: multiplies)"
+    )
+    min_tokens: int = _option(0, "tokens before which nothing ends the answer")
+    bad_words: tuple[str, ...] = _option((), "text that the answer never holds")
     logit_bias: dict[int, float] | None = None
-    min_tokens: int = 0
+    n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    bad_words: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
+        if isinstance(self.bad_words, str):
+            object.__setattr__(self, "bad_words", (self.bad_words,))
+        lists = ("stop", "stop_token_ids", "bad_words")
+        for name in lists:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, ())
         check_field_types(self, RequestError)
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in lists:
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_range("temperature", self.temperature, 0.0, None)
         _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
@@ -99,6 +99,7 @@ class SamplingParams:
             )
         if any(not text for text in self.stop):
             raise RequestError("stop holds an empty string; each stop string needs a character")
+        self._check_edits()
         for name, neutral in _NEUTRAL_ONLY.items():
             value = getattr(self, name)
             empty = isinstance(value, (dict, list, tuple)) and not value
@@ -106,6 +107,28 @@ class SamplingParams:
                 raise RequestError(
                     f"{name} is {value!r}, which is not supported; leave it at {neutral!r}"
                 )
+
+    def _check_edits(self) -> None:
+        """Refuses what cannot be meant by the fields that change logits."""
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        if self.min_tokens < 0:
+            raise RequestError(f"min_tokens is {self.min_tokens}; it must be at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}; lower the "
+                "one or raise the other"
+            )
+        if any(not word.strip() for word in self.bad_words):
+            raise RequestError("bad_words holds a blank string; each needs a visible character")
+        if len(self.logit_bias or ()) > MAX_LOGIT_BIAS:
+            raise RequestError(
+                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS} are "
+                "possible"
+            )
+        for token, bias in (self.logit_bias or {}).items():
+            _check_range(f"logit_bias of token {token}", bias, -100.0, 100.0)
 
     @property
     def greedy(self) -> bool:
@@ -115,6 +138,14 @@ class SamplingParams:
     @property
     def mode(self) -> Mode:
         """The least mode of a batch that serves these settings."""
+        if (
+            (self.presence_penalty, self.frequency_penalty) != (0.0, 0.0)
+            or self.repetition_penalty != 1.0
+            or self.logit_bias
+            or self.min_tokens
+            or self.bad_words
+        ):
+            return Mode.EDITED
         return Mode.GREEDY if self.greedy else Mode.SAMPLED
 
 

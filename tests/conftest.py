@@ -8,6 +8,15 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_collection_modifyitems(config, items):
+    """Leaves nightly tests out unless `-m` names the mark."""
+    if "nightly" in config.getoption("-m"):
+        return
+    for item in items:
+        if "nightly" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="takes long; run with -m nightly"))
+
+
 @pytest.fixture(params=[False, True], ids=["x32", "x64"])
 def x64(request):
     """Runs a test with 64-bit types off and on."""

@@ -280,6 +280,12 @@ class PieceDetokenizer:
         return self._decoder.decode(b"", final=True)
 
 
+def encode_letters(text: str) -> list[int]:
+    """Tokens that `letters` spells as `text`; it knows no space."""
+    tokens = {piece.decode(): token for token, piece in letters().items()}
+    return [tokens[letter] for letter in text if letter != " "]
+
+
 def letters() -> dict[int, bytes]:
     """A letter or digit for each token of the toy vocabulary."""
     return {token: b"abcdefghijklmnopqrstuvwxyz012345"[token : token + 1] for token in range(VOCAB)}

@@ -29,6 +29,7 @@ from tests.fakes import (
     build_scripted_drafter,
     build_table_target,
     build_tree_drafter,
+    encode_letters,
     make_table,
 )
 
@@ -121,6 +122,7 @@ def make_engine(
         steps,
         eos_token_ids=(EOS,),
         make_detokenizer=make_detokenizer,
+        encode=encode_letters,
         overlap=overlap,
         prefix_lookahead=drafter.kv_lookahead if prefix_caching else None,
         expected_accept_length=expected_accept_length,
@@ -180,10 +182,15 @@ def tokens_of(output: RequestOutput) -> list[int]:
     return output.outputs[0].token_ids
 
 
-@functools.lru_cache(maxsize=4096)
+_EXPECTED: dict[str, oracle.Expected] = {}
+
+
 def expected(asked: Request) -> oracle.Expected:
     """What plain decoding in plain Python makes of a request."""
-    return oracle.decode(list(asked.prompt_token_ids), asked.params, max_model_len=CONTEXT)
+    prompt, key = list(asked.prompt_token_ids), repr(asked)
+    if key not in _EXPECTED:
+        _EXPECTED[key] = oracle.decode(prompt, asked.params, max_model_len=CONTEXT)
+    return _EXPECTED[key]
 
 
 def check(outputs: dict[str, RequestOutput], *requests: Request) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.engine.admission import request_key
 from jaxspec.request import SamplingParams
 from jaxspec.sampling import SamplingRows, sample_tokens
-from tests.fakes import EOS, MODULUS, NUM_STATES, checksum, make_table
+from tests.fakes import EOS, MODULUS, NUM_STATES, checksum, encode_letters, make_table
 
 _sample = jax.jit(sample_tokens)
 
@@ -27,10 +27,52 @@ def _table(seed: int) -> np.ndarray:
     return make_table(seed)
 
 
-def next_token(tokens: list[int], params: SamplingParams, *, table_seed=0, num_layers=2) -> int:
-    """The toy target's choice after `tokens`."""
+def raw_logits(tokens: list[int], *, table_seed=0, num_layers=2) -> np.ndarray:
+    """The toy target's logits after `tokens`, f32[V]."""
     state = (checksum(tokens) * num_layers) % (MODULUS * num_layers) % NUM_STATES
-    logits = _table(table_seed)[state]
+    return _table(table_seed)[state]
+
+
+def edited_logits(
+    logits: np.ndarray,
+    tokens: list[int],
+    num_prompt: int,
+    params: SamplingParams,
+    eos_token_ids: tuple[int, ...] = (EOS,),
+) -> np.ndarray:
+    """What bias, penalties, min_tokens and bad words make of logits after `tokens`."""
+    logits, output = logits.copy(), tokens[num_prompt:]
+    for token, bias in (params.logit_bias or {}).items():
+        logits[token] += np.float32(bias)
+    for token in range(len(logits)):
+        if token in tokens:
+            repetition = np.float32(params.repetition_penalty)
+            up = logits[token] > 0
+            logits[token] = logits[token] / repetition if up else logits[token] * repetition
+        times = output.count(token)
+        logits[token] -= np.float32(params.frequency_penalty) * np.float32(times)
+        logits[token] -= np.float32(params.presence_penalty) * np.float32(times > 0)
+    if len(output) < params.min_tokens:
+        stop = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
+        logits[stop] = -np.inf
+    for word in params.bad_words:
+        *first, last = encode_letters(word)
+        if not first or tokens[-len(first) :] == first:
+            logits[last] = -np.inf
+    return logits
+
+
+def next_token(
+    tokens: list[int],
+    params: SamplingParams,
+    *,
+    num_prompt: int,
+    eos_token_ids: tuple[int, ...] = (EOS,),
+    table_seed: int = 0,
+) -> int:
+    """The toy target's choice after `tokens`."""
+    logits = raw_logits(tokens, table_seed=table_seed)
+    logits = edited_logits(logits, tokens, num_prompt, params, eos_token_ids)
     if params.greedy:
         return int(np.argmax(logits))
     rows = SamplingRows(
@@ -59,7 +101,13 @@ def decode(
     tokens, out = list(prompt), Expected()
     out.finish_reason = "length"
     while len(out) < limit:
-        token = next_token(tokens, params, table_seed=table_seed)
+        token = next_token(
+            tokens,
+            params,
+            num_prompt=len(prompt),
+            eos_token_ids=eos_token_ids,
+            table_seed=table_seed,
+        )
         tokens.append(token)
         out.append(token)
         if token in stop:

@@ -29,6 +29,7 @@ LAYERS = [
     [
         "jaxspec.future_map",
         "jaxspec.sampling",
+        "jaxspec.logit_edits",
         "jaxspec.cache",
         "jaxspec.models",
         "jaxspec.drafters.dflash_params",
@@ -38,6 +39,8 @@ LAYERS = [
     [
         "jaxspec.engine.state",
         "jaxspec.engine.tree_step",
+        "jaxspec.engine.edits",
+        "jaxspec.engine.choose",
         "jaxspec.engine.decode_step",
         "jaxspec.engine.prefill_step",
     ],

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from jaxspec.mode import Mode
 from jaxspec.request import (
     MAX_SEED,
     FinishReason,
@@ -27,6 +28,12 @@ RANGES = [
     ("seed", -1, f"it must be between 0 and {MAX_SEED}"),
     ("seed", 2**64, f"it must be between 0 and {MAX_SEED}"),
     ("max_tokens", 0, "it must be at least 1, or None for as many as the context holds"),
+    ("presence_penalty", 2.5, "it must be a finite number, at least -2 and at most 2"),
+    ("presence_penalty", float("nan"), "it must be a finite number, at least -2 and at most 2"),
+    ("frequency_penalty", -2.5, "it must be a finite number, at least -2 and at most 2"),
+    ("repetition_penalty", 0.0, "it must be a finite number, above 0 and at most 10"),
+    ("repetition_penalty", 11.0, "it must be a finite number, above 0 and at most 10"),
+    ("min_tokens", -1, "it must be at least 0"),
     ("max_tokens", -3, "it must be at least 1, or None for as many as the context holds"),
 ]
 
@@ -50,6 +57,11 @@ def test_a_value_out_of_range_is_refused(name, value, limit):
         ("max_tokens", 2.5, "a whole number"),
         ("max_tokens", "16", "a whole number"),
         ("max_tokens", False, "a whole number"),
+        ("presence_penalty", "1", "a number"),
+        ("min_tokens", 1.5, "a whole number"),
+        ("bad_words", (1,), "text or a list of texts"),
+        ("logit_bias", {"5": 1.0}, "a number for each of some whole numbers, or None"),
+        ("logit_bias", [5], "a number for each of some whole numbers, or None"),
     ],
     ids=str,
 )
@@ -90,16 +102,10 @@ def test_a_value_at_the_edge_is_taken(name, value):
     ("name", "value"),
     [
         ("n", 2),
-        ("presence_penalty", 0.1),
-        ("frequency_penalty", 2.0),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", {3: 1.0}),
-        ("min_tokens", 2),
         ("logprobs", 2),
         ("logprobs", 0),
         ("prompt_logprobs", 1),
         ("prompt_logprobs", 0),
-        ("bad_words", ("x",)),
     ],
     ids=str,
 )
@@ -112,9 +118,60 @@ def test_what_is_not_supported_is_refused_not_ignored(name, value):
         SamplingParams(**{name: value})
 
 
-@pytest.mark.parametrize(("name", "value"), [("logit_bias", {}), ("bad_words", ())], ids=str)
-def test_an_empty_collection_asks_for_nothing(name, value):
-    assert getattr(SamplingParams(**{name: value}), name) == value
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"logit_bias": {}},
+        {"bad_words": None},
+        {"bad_words": []},
+        {"repetition_penalty": 1},
+        {"min_tokens": 0},
+    ],
+    ids=str,
+)
+def test_what_changes_nothing_costs_nothing(nothing):
+    assert SamplingParams(**nothing).mode is Mode.SAMPLED
+    assert SamplingParams(**nothing, temperature=0).mode is Mode.GREEDY
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"presence_penalty": -2.0},
+        {"frequency_penalty": 2},
+        {"repetition_penalty": 0.5},
+        {"logit_bias": {3: 100.0}},
+        {"min_tokens": 16},
+        {"bad_words": "x"},
+    ],
+    ids=str,
+)
+def test_what_changes_logits_asks_for_their_programs(edit):
+    assert SamplingParams(**edit, temperature=0).mode is Mode.EDITED
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            dict(min_tokens=17),
+            "min_tokens is 17, but max_tokens is 16; lower the one or raise the other",
+        ),
+        (dict(bad_words=["a", " "]), "bad_words holds a blank string; each needs a visible"),
+        (
+            dict(logit_bias={3: 101.0}),
+            "logit_bias of token 3 is 101.0; it must be a finite number, at least -100 and at most",
+        ),
+        (
+            dict(logit_bias=dict.fromkeys(range(301), 1.0)),
+            "logit_bias has 301 entries; at most 300 are possible",
+        ),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else None,
+)
+def test_edits_that_cannot_be_meant_are_refused(params, message):
+    with pytest.raises(RequestError, match="^" + re.escape(message)):
+        SamplingParams(**params)
 
 
 def test_stop_is_a_string_or_several():

@@ -19,7 +19,9 @@ def commit_tokens(seq: Sequence, tokens: list[int], *, finished: bool, stop_ids:
         if seq.detokenizer is not None:
             if token not in stop_ids:
                 seq.text += seq.detokenizer.push([token])
-            if seq.needs_host_stop and _end_at_stop_string(seq):
+            if len(seq.output_ids) <= seq.request.params.min_tokens:
+                seq.num_unstoppable_chars = len(seq.text)
+            elif seq.needs_host_stop and _end_at_stop_string(seq):
                 return
     if not finished:
         return
@@ -37,8 +39,11 @@ def commit_tokens(seq: Sequence, tokens: list[int], *, finished: bool, stop_ids:
 def _end_at_stop_string(seq: Sequence) -> bool:
     """Ends the request at the stop string that is complete first, if one is."""
     params = seq.request.params
-    found = [(seq.text.find(stop) + len(stop), -len(stop), stop) for stop in params.stop]
-    found = [item for item in found if item[0] >= len(item[2])]
+    found = []
+    for stop in params.stop:
+        begin = seq.text.find(stop, max(0, seq.num_unstoppable_chars - len(stop) + 1))
+        if begin >= 0:
+            found.append((begin + len(stop), -len(stop), stop))
     if not found:
         return False
     end, _, stop = min(found)

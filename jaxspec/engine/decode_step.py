@@ -16,12 +16,13 @@ from jax import lax
 from jaxspec.cache.kv_pages import to_null_page
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import DraftContext, Drafter, IngestBatch, ModelParams
+from jaxspec.engine.choose import choose_tokens, preceding, token_scores
 from jaxspec.engine.state import DecodeBatch, EngineState, Limits
 from jaxspec.engine.tree_step import lay_out, straighten
 from jaxspec.future_map import NON_FINITE_LOGITS, FutureMap, RelayPayload
 from jaxspec.mode import Mode
 from jaxspec.models.base import Block, Target
-from jaxspec.sampling import SamplingRows, greedy_tokens, sampling_scores
+from jaxspec.sampling import greedy_tokens
 from jaxspec.verify import Accepted, verify
 
 DecodeStep = Callable[[ModelParams, EngineState, jax.Array], tuple[EngineState, jax.Array]]
@@ -76,8 +77,10 @@ def build_stages(
             lens=resolved.lens,
         )
 
+        edits = state.edits.of(batch.rows) if mode.edits else None
+
         def scores(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return token_scores(logits, positions, limits.sampling, mode=mode)
+            return token_scores(logits, positions, limits, edits, mode=mode)
 
         def sample(logits: jax.Array, positions: jax.Array) -> jax.Array:
             return greedy_tokens(scores(logits, positions))
@@ -91,10 +94,13 @@ def build_stages(
         with jax.named_scope("target"):
             out = target.forward(params.target, state.kv, block)
         with jax.named_scope("verify"):
+            before = preceding(draft, edits.tail, drafter.depth) if mode.edits else None
             predicted, finite = choose_tokens(
                 target.logits(params.target, out.hidden),
                 block.positions + 1,
-                limits.sampling,
+                limits,
+                edits,
+                before,
                 mode=mode,
             )
             accepted, path = verify(
@@ -130,7 +136,11 @@ def build_stages(
         relay, slot_limits, output = settle(
             relay, state.limits, batch.rows, accepted, resolved.errors, finite
         )
-        return EngineState(relay, out.kv, drafter_state, slot_limits), pending, output
+        after = EngineState(relay, out.kv, drafter_state, slot_limits)
+        if mode.edits:
+            appended = state.edits.advance(batch.rows, accepted.tokens, accepted.num_committed)
+            after = after.replace(edits=appended)
+        return after, pending, output
 
     def ingest_half(params: ModelParams, state: EngineState, pending: Pending) -> EngineState:
         with jax.named_scope("ingest"):
@@ -214,30 +224,6 @@ def build_decode_loop(
         return state, outputs
 
     return jax.jit(decode_loop, donate_argnames="state")
-
-
-def choose_tokens(
-    logits: jax.Array, positions: jax.Array, sampling: SamplingRows, *, mode: Mode
-) -> tuple[jax.Array, jax.Array]:
-    """The target's choice of each position, and where its logits were finite.
-
-    Returns (token_dtype[B, N], bool[B, N]).
-    """
-    finite = jnp.isfinite(logits.max(-1))
-    return greedy_tokens(token_scores(logits, positions, sampling, mode=mode)), finite
-
-
-def token_scores(
-    logits: jax.Array, positions: jax.Array, sampling: SamplingRows, *, mode: Mode
-) -> jax.Array:
-    """What the choice of each position is the highest of: f32[B, N, V].
-
-    logits: f32[B, N, V]. positions: i32[B, N] of the tokens to choose. mode: static; a batch
-    without sampling rows computes neither noise nor filters.
-    """
-    if mode is Mode.GREEDY:
-        return logits
-    return sampling_scores(logits, positions, sampling)
 
 
 def settle(

@@ -16,6 +16,7 @@ from jaxspec.cache.page_pool import OutOfPages, PagePool
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import ModelParams
 from jaxspec.engine.admission import (
+    Encode,
     Tile,
     bucket,
     make_sequence,
@@ -26,6 +27,7 @@ from jaxspec.engine.admission import (
 )
 from jaxspec.engine.commit import commit_tokens
 from jaxspec.engine.draft_input import DraftInput
+from jaxspec.engine.edits import build_start_edits, pack_edits, pack_start
 from jaxspec.engine.page_table import PageTable
 from jaxspec.engine.sequence import Detokenizer, Sequence
 from jaxspec.engine.state import EngineState, StepOutput
@@ -36,6 +38,7 @@ from jaxspec.future_map import (
     describe_errors,
     resolve_seq_lens_cpu,
 )
+from jaxspec.logit_edits import EditRows
 from jaxspec.mode import Mode
 from jaxspec.request import FinishReason, Request, RequestError, RequestOutput
 
@@ -90,6 +93,7 @@ class Engine:
     steps: the programs of each mode that requests may need.
     make_detokenizer: called per request; None where nobody asks for text.
     prefix_lookahead: `Drafter.kv_lookahead`; None keeps no KV of past texts.
+    encode: text to token ids, for bad words; None where there is no tokenizer.
     expected_accept_length: a mean below it, once enough was drafted, is worth a warning.
     """
 
@@ -102,6 +106,7 @@ class Engine:
         *,
         eos_token_ids: tuple[int, ...] = (),
         make_detokenizer: Callable[[Request], Detokenizer] | None = None,
+        encode: Encode | None = None,
         overlap: bool = True,
         prefix_lookahead: int | None = None,
         seed: int = 0,
@@ -112,6 +117,7 @@ class Engine:
         self._params, self._state, self._steps = params, state, steps
         self._eos_token_ids = eos_token_ids
         self._make_detokenizer = make_detokenizer
+        self._encode = encode
         self._overlap = overlap
         self._seed = seed
         self._expected_accept_length = expected_accept_length
@@ -127,6 +133,7 @@ class Engine:
         self._draft_input = DraftInput.create_idle_input()
         self._in_flight: deque[Dispatch] = deque()
         self._by_id: dict[str, Sequence] = {}
+        self._edits: EditRows | None = None  # from the first request on that needs them
 
     def _use_pool(self, pool: PagePool) -> None:
         self._pages = PageTable(self.geometry, pool, self._prefix_lookahead)
@@ -148,6 +155,7 @@ class Engine:
             key=request_key(request.params.seed, self._seed, self._num_requests),
             num_usable_pages=self._pages.pool.num_usable,
             detokenizer=self._make_detokenizer(request) if self._make_detokenizer else None,
+            encode=self._encode,
         )
         self._num_requests += 1
         self._by_id[request.request_id] = seq
@@ -201,8 +209,7 @@ class Engine:
 
     def run_idle(self, kind: str, packed: np.ndarray, *, mode: Mode) -> None:
         """Runs a program on padding rows alone and waits for it; requests are not touched."""
-        self._state, output = getattr(self._steps[mode], kind)(self._params, self._state, packed)
-        jax.block_until_ready(output)
+        jax.block_until_ready(self._call(kind, packed, mode))
 
     def check_idle(self) -> None:
         """Asserts that an engine without requests owns every slot and page again."""
@@ -227,6 +234,8 @@ class Engine:
             seq = self._waiting.popleft()
             seq.slot = self._free_slots.popleft()
             self._published_lens[seq.slot] = seq.prefill_len - 1
+            if seq.edits_row is not None:
+                self._write_edits(seq.slot, seq.edits_row, seq)
             self._prefilling.append(seq)
 
     def _plan_prefill(self) -> list[Tile]:
@@ -327,13 +336,33 @@ class Engine:
         self, kind: str, packed: np.ndarray, entries: list[Entry], *, max_commit: int
     ) -> None:
         mode = max(entry.seq.request.params.mode for entry in entries)
-        step = getattr(self._steps[mode], kind)
-        self._state, output = step(self._params, self._state, packed)
+        output = self._call(kind, packed, mode)
         output.copy_to_host_async()
         for seq, _ in entries:
             seq.num_in_flight += 1
             self._in_flight_rows[seq.slot] += max_commit
         self._in_flight.append(Dispatch(output, entries, max_commit, kind == "prefill"))
+
+    def _call(self, kind: str, packed: np.ndarray, mode: Mode) -> jax.Array:
+        """Runs a program; those of modes without edits never see the edits' rows."""
+        step = getattr(self._steps[mode], kind)
+        if not mode.edits:
+            self._state, output = step(self._params, self._state, packed)
+            return output
+        if self._edits is None:
+            self._write_edits(0, pack_edits(self.geometry))
+        state, output = step(self._params, self._state.replace(edits=self._edits), packed)
+        self._state, self._edits = state.replace(edits=None), state.edits
+        return output
+
+    def _write_edits(self, slot: int, edits: np.ndarray, seq: Sequence | None = None) -> None:
+        """Writes a slot's edits, for a request that begins there, or neutral ones."""
+        if self._edits is None:
+            size = self.geometry.num_slots + 1
+            self._edits = EditRows.neutral(size, self.geometry.vocab_size)
+        texts = (seq.request.prompt_token_ids, seq.output_ids) if seq else ((), ())
+        packed = pack_start(edits, self.geometry, slot, *texts)
+        self._edits = build_start_edits(self.geometry)(self._edits, packed)
 
     def _land(self, dispatch: Dispatch, changed: dict[str, Sequence]) -> list[str]:
         """Reads a result and commits it; returns what was wrong with the relay."""
@@ -431,6 +460,8 @@ class Engine:
             self._pages.discard(seq)
         else:
             self._pages.take_back(seq, self._num_written(seq))
+        if seq.edits_row is not None:
+            self._write_edits(seq.slot, pack_edits(self.geometry))
         self._free_slots.append(seq.slot)
         seq.slot = 0
 

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from jaxspec.cache.kv_pages import kv_locs_at, to_null_page
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import DraftBlock, Drafter, IngestBatch, ModelParams
-from jaxspec.engine.decode_step import choose_tokens, settle
+from jaxspec.engine.choose import choose_tokens
+from jaxspec.engine.decode_step import settle
 from jaxspec.engine.state import EngineState, PrefillBatch
 from jaxspec.future_map import RelayPayload, token_dtype
+from jaxspec.logit_edits import preceding_in_chain
 from jaxspec.mode import Mode
 from jaxspec.models.base import Block, Target
 from jaxspec.verify import verify
@@ -52,13 +54,17 @@ def build_prefill_step(
         last = (batch.num_valid - 1)[:, None]
         hidden = jnp.take_along_axis(out.hidden, last[:, :, None], axis=1)
         last_positions = batch.lens[:, None] + last
+        last_ids = jnp.take_along_axis(batch.token_ids, last, axis=1)
+        edits = state.edits.of(batch.rows) if mode.edits else None
+        before = preceding_in_chain(last_ids, edits.tail) if mode.edits else None
         predicted, finite = choose_tokens(
             target.logits(params.target, hidden),
             last_positions + 1,
-            batch.limits.sampling,
+            batch.limits,
+            edits,
+            before,
             mode=mode,
         )
-        last_ids = jnp.take_along_axis(batch.token_ids, last, axis=1)
         accepted, _ = verify(
             DraftBlock(last_ids, jnp.zeros_like(batch.rows)),
             predicted,
@@ -87,6 +93,10 @@ def build_prefill_step(
         limits = state.limits.put(rows, batch.limits)
         settled = settle(relay, limits, rows, accepted, jnp.zeros_like(rows), finite)
         relay, limits, output = settled
-        return EngineState(relay, out.kv, drafter_state, limits), output
+        after = EngineState(relay, out.kv, drafter_state, limits)
+        if mode.edits:
+            appended = state.edits.advance(rows, accepted.tokens, accepted.num_committed)
+            after = after.replace(edits=appended)
+        return after, output
 
     return jax.jit(prefill_step, donate_argnames="state")

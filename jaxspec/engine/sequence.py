@@ -36,6 +36,7 @@ class Sequence:
     metrics: RequestMetrics
     prefill_ids: np.ndarray  # i32[L] the prompt, and the output so far of one that was preempted
     detokenizer: Detokenizer | None = None
+    edits_row: np.ndarray | None = None  # `pack_edits`; None where logits are left as they are
     slot: int = 0  # 0: waits
     pages: list[int] = field(default_factory=list)
     num_cached: int = 0  # of `prefill_ids`: tokens whose KV was in the prefix cache
@@ -45,6 +46,7 @@ class Sequence:
     num_cached_tokens: int | None = None  # of the prompt, when it first ran
     output_ids: list[int] = field(default_factory=list)
     text: str = ""
+    num_unstoppable_chars: int = 0  # a stop string that ends among them came before min_tokens
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None

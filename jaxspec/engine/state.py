@@ -12,6 +12,7 @@ import numpy as np
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import Drafter
 from jaxspec.future_map import FutureMap, token_dtype
+from jaxspec.logit_edits import EditRows
 from jaxspec.models.base import Target
 from jaxspec.sampling import SamplingRows
 from jaxspec.verify import Bounds
@@ -62,12 +63,16 @@ class Limits:
 
 @flax.struct.dataclass
 class EngineState:
-    """Everything a step changes: the one donated argument."""
+    """Everything a step changes: the one donated argument.
+
+    edits: leaves [S+1, ...] in the programs of modes that read them, None in others.
+    """
 
     future_map: FutureMap
     kv: tuple[jax.Array, ...]
     drafter_state: Any
     limits: Limits
+    edits: EditRows | None = None
 
 
 def init_state(geometry: Geometry, target: Target, drafter: Drafter) -> EngineState:

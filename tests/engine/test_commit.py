@@ -110,3 +110,22 @@ def test_an_unfinished_character_shows_at_the_end_only():
 def test_a_stop_string_in_the_last_held_back_text_ends_the_request():
     seq = sequence(stop="\ufffd")
     assert commit(seq, [0, 13], finished=True) == ([0, 13], "a", "stop", "\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "ids", "text"),
+    [
+        (0, [0, 3], "a"),
+        (1, [0, 3], "a"),
+        (2, [0, 3, 1, 4, 4], "azzb"),
+        (3, [0, 3, 1, 4, 4], "azzb"),
+        (5, [0, 3, 1, 4, 4, 5, 3], "azzbzzd"),
+    ],
+)
+def test_a_stop_string_that_ends_before_min_tokens_does_not_count(min_tokens, ids, text):
+    seq = sequence(stop="zz", min_tokens=min_tokens)
+    assert commit(seq, [0, 3, 1, 4, 4, 5, 3]) == (ids, text, "stop", "zz")
+
+
+def test_a_stop_string_may_begin_before_min_tokens_and_end_after():
+    assert commit(sequence(stop="zz", min_tokens=1), [4, 4, 0]) == ([4, 4], "", "stop", "zz")

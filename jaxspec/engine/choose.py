@@ -1,0 +1,78 @@
+"""The target's choice of a token at each position of a batch, with what its mode needs for it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.drafters.base import DraftBlock
+from jaxspec.drafters.tree import ancestors
+from jaxspec.engine.state import Limits
+from jaxspec.logit_edits import (
+    EditRows,
+    Preceding,
+    edit_logits,
+    preceding_in_chain,
+    preceding_in_tree,
+)
+from jaxspec.mode import Mode
+from jaxspec.sampling import greedy_tokens, sampling_scores
+
+
+def choose_tokens(
+    logits: jax.Array,
+    positions: jax.Array,
+    limits: Limits,
+    edits: EditRows | None = None,
+    before: Preceding | None = None,
+    *,
+    mode: Mode,
+) -> tuple[jax.Array, jax.Array]:
+    """The target's choice of each position, and where it had one to make.
+
+    Arguments as of `token_scores`.
+    Returns (token_dtype[B, N], bool[B, N]): False where the logits were not finite, or no token
+    was allowed.
+    """
+    finite = jnp.isfinite(logits.max(-1))
+    scores = token_scores(logits, positions, limits, edits, before, mode=mode)
+    if mode.edits:
+        finite &= scores.max(-1) > -jnp.inf
+    return greedy_tokens(scores), finite
+
+
+def token_scores(
+    logits: jax.Array,
+    positions: jax.Array,
+    limits: Limits,
+    edits: EditRows | None = None,
+    before: Preceding | None = None,
+    *,
+    mode: Mode,
+) -> jax.Array:
+    """What the choice of each position is the highest of: f32[B, N, V].
+
+    logits: f32[B, N, V]. positions: i32[B, N] of the tokens to choose. limits, edits: leaves [B,
+    ...], edits None in modes without. before: as `edit_logits` takes it. mode: static; a batch
+    without sampling rows computes neither noise nor filters.
+    """
+    if mode is Mode.GREEDY:
+        return logits
+    sampling = limits.sampling
+    if mode is Mode.SAMPLED:
+        return sampling_scores(logits, positions, sampling)
+    logits = edit_logits(logits, positions, edits, limits.stop_ids, before)
+    return lax.cond(
+        jnp.any(sampling.temperature > 0.0),
+        lambda logits: sampling_scores(logits, positions, sampling),
+        lambda logits: logits,
+        logits,
+    )
+
+
+def preceding(draft: DraftBlock, tail: jax.Array, depth: int | None) -> Preceding:
+    """What stands before each position of a block of drafts; depth: of the drafter's trees."""
+    if draft.parents is None:
+        return preceding_in_chain(draft.tokens, tail)
+    return preceding_in_tree(draft.tokens, draft.parents, ancestors(draft.parents, depth), tail)

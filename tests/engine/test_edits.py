@@ -1,0 +1,168 @@
+"""Penalties, bias, min_tokens and bad words: the text of plain decoding, inside blocks too."""
+
+import re
+
+import jax
+import pytest
+
+from jaxspec.engine.admission import bad_word_ids
+from jaxspec.mode import Mode
+from jaxspec.request import RequestError
+from tests.fakes import EOS, letters
+from tests.harness import (
+    SCRIPT,
+    check,
+    expected,
+    make_engine,
+    record,
+    request,
+    run,
+    scripted_accept_lengths,
+    tokens_of,
+)
+from tests.told import told_engine
+
+NAMES = [letter.decode() for letter in letters().values()]
+EDITS = [
+    dict(frequency_penalty=0.75),
+    {},
+    dict(presence_penalty=1.5, temperature=0.9),
+    dict(repetition_penalty=1.5),
+    dict(repetition_penalty=0.5, frequency_penalty=-0.5),
+    dict(logit_bias={5: 4.0, 9: -100.0, 0: 2.5}, temperature=1.2, top_k=4),
+    dict(min_tokens=8, stop_token_ids=[7, 11, 19], logit_bias={7: 9.0}),
+    dict(bad_words=(*NAMES[4:20:3], "ab", "c1"), logit_bias={0: 6.0, 1: 6.0}),
+    dict(temperature=0.7, top_p=0.9),
+    dict(
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        repetition_penalty=1.25,
+        min_tokens=5,
+        logit_bias={3: 3.0, EOS: 8.0},
+        bad_words=("d",),
+        temperature=1.0,
+        min_p=0.05,
+    ),
+]
+
+
+def workload():
+    """More requests than slots, with prompts of a tile and of several dispatches, in any mix."""
+    asked = []
+    for i, edits in enumerate(EDITS):
+        prompt = [i, *((i * 5 + j * 3 + 1) % 32 for j in range((3, 0, 7, 18)[i % 4]))]
+        params = {"max_tokens": (14, None)[i % 2], "seed": i, **edits}
+        params["ignore_eos"] = "min_tokens" not in edits
+        asked.append(request(f"r{i}", prompt, **params))
+    return asked
+
+
+def test_each_edit_changes_the_text():
+    """Else the tests below would prove nothing of it."""
+    for each, edits in zip(workload(), EDITS, strict=True):
+        if not each.params.mode.edits:
+            continue
+        kept = ("temperature", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos")
+        same = {name: getattr(each.params, name) for name in kept}
+        plain = request("p", each.prompt_token_ids, max_tokens=14, **same)
+        assert list(expected(plain)) != list(expected(each))[:14], edits
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "blocking"])
+@pytest.mark.parametrize("accepts", [0, 7, SCRIPT], ids=str)
+def test_every_mix_of_edits_gives_the_text_of_plain_decoding(accepts, overlap):
+    """F23: right drafts are all accepted, so each position counts the drafts before it."""
+    asked = workload()
+    outputs = run(told_engine(*asked, accepts=accepts, overlap=overlap), *asked)
+    check(outputs, *asked)
+    for each in asked:
+        lengths = outputs[each.request_id].metrics.accept_lengths
+        want = scripted_accept_lengths(each, accepts)
+        assert len(lengths) == len(want), each
+        assert lengths[:-1] == want[:-1], each  # what lies behind the end nobody told the drafter
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "blocking"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "scripted", "random"])
+def test_edits_with_every_drafter(drafter, overlap):
+    asked = workload()
+    check(run(make_engine(drafter, overlap=overlap), *asked), *asked)
+
+
+@pytest.mark.nightly
+def test_64_bit_types_change_no_edit():
+    asked = workload()
+    want = {each.request_id: list(expected(each)) for each in asked}
+    with jax.enable_x64(True):
+        outputs = run(told_engine(*asked), *asked)
+    assert {name: tokens_of(output) for name, output in outputs.items()} == want
+
+
+def test_a_slot_keeps_no_edits_of_its_last_owner():
+    """A plain row beside an edited one, in the slot where another was edited before."""
+    asked = [each for each in workload() if each.params.mode.edits][:4]
+    plain = request("plain", [20, 3, 5], ignore_eos=True)
+    engine = told_engine(*asked, plain)
+    check(run(engine, *asked[:3]), *asked[:3])
+    check(run(engine, plain, asked[3]), plain, asked[3])
+
+
+def test_only_batches_with_an_edited_row_run_the_programs_of_edits():
+    edited = request("e", [1, 2], max_tokens=20, ignore_eos=True, frequency_penalty=1.0)
+    plain = request("p", [2, 3], max_tokens=3, ignore_eos=True)
+    engine = told_engine(edited, plain)
+    calls = record(engine)
+    run(engine, plain)
+    assert engine._edits is None, "rows of edits take no memory before somebody needs them"
+    assert {call.mode for call in calls} == {Mode.GREEDY}
+    calls.clear()
+    run(engine, plain, edited)
+    assert {call.mode for call in calls} == {Mode.EDITED}
+    calls.clear()
+    check(run(engine, plain), plain)
+    assert {call.mode for call in calls} == {Mode.GREEDY}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            dict(logit_bias={1: 1.0, 32: 1.0}),
+            "logit_bias names token id 32, which is outside the vocabulary; ids are 0 to 31",
+        ),
+        (
+            dict(bad_words=["ab", "abcdefghi"]),
+            "bad_words holds 'abcdefghi', which is 9 tokens; each may have 8 at most",
+        ),
+        (
+            dict(bad_words=[a + b for a in NAMES[:9] for b in NAMES[:8]]),
+            "bad_words are 72 token sequences; at most 64 are possible",
+        ),
+    ],
+    ids=lambda value: value[:16] if isinstance(value, str) else None,
+)
+def test_edits_that_no_slot_holds_are_refused(edit, message):
+    with pytest.raises(RequestError, match="^" + re.escape(message) + "$"):
+        make_engine().add_request(request("a", [1], **edit))
+
+
+def test_bad_words_need_a_tokenizer():
+    engine = make_engine()
+    engine._encode = None
+    message = "bad_words is ('x',), which needs a tokenizer; give the engine one"
+    with pytest.raises(RequestError, match="^" + re.escape(message) + "$"):
+        engine.add_request(request("a", [1], bad_words="x"))
+
+
+def test_a_bad_word_is_meant_with_and_without_a_space_before_it():
+    spelled = {"ab": [1, 2], " ab": [3], "c": [4], " c": [4]}
+    assert bad_word_ids((" ab", "c"), spelled.__getitem__) == [(1, 2), (3,), (4,)]
+
+
+def test_a_batch_in_which_no_token_is_allowed_ends_in_an_error():
+    """Rather than in a token that was forbidden."""
+    asked = request("a", [1, 2], bad_words=NAMES)
+    output = run(make_engine("none"), asked)["a"]
+    assert output.outputs[0].finish_reason == "error"
+    assert tokens_of(output) == []
