@@ -60,7 +60,14 @@ def build_told_drafter(num_draft_tokens: int) -> Drafter:
     )
 
 
-def told_engine(*asked: Request, accepts=SCRIPT, overlap=True, make_detokenizer=None, **changes):
+def told_engine(
+    *asked: Request,
+    accepts=SCRIPT,
+    overlap=True,
+    make_detokenizer=None,
+    prefix_caching=True,
+    **changes,
+):
     """An engine whose drafter knows these requests, each of another first prompt token."""
     texts = np.zeros((VOCAB, 2 * CONTEXT), np.int32)
     for each in asked:
@@ -79,4 +86,5 @@ def told_engine(*asked: Request, accepts=SCRIPT, overlap=True, make_detokenizer=
         make_detokenizer=make_detokenizer,
         encode=encode_letters,
         overlap=overlap,
+        prefix_lookahead=drafter.kv_lookahead if prefix_caching else None,
     )

@@ -1,11 +1,17 @@
 """Penalties, bias, min_tokens and bad words: the text of plain decoding, inside blocks too."""
 
 import re
+from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from jaxspec.cache.page_pool import PagePool
+from jaxspec.drafters.tree import ancestors
 from jaxspec.engine.admission import bad_word_ids
+from jaxspec.logit_edits import preceding_in_chain, preceding_in_tree
 from jaxspec.mode import Mode
 from jaxspec.request import RequestError
 from tests.fakes import EOS, letters
@@ -22,6 +28,7 @@ from tests.harness import (
 )
 from tests.told import told_engine
 
+CHAIN = jnp.tril(jnp.ones((1, 6, 6), bool))
 NAMES = [letter.decode() for letter in letters().values()]
 EDITS = [
     dict(frequency_penalty=0.75),
@@ -84,7 +91,7 @@ def test_every_mix_of_edits_gives_the_text_of_plain_decoding(accepts, overlap):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "blocking"])
-@pytest.mark.parametrize("drafter", ["none", "ngram", "scripted", "random"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "scripted", "random", "tree"])
 def test_edits_with_every_drafter(drafter, overlap):
     asked = workload()
     check(run(make_engine(drafter, overlap=overlap), *asked), *asked)
@@ -166,3 +173,41 @@ def test_a_batch_in_which_no_token_is_allowed_ends_in_an_error():
     output = run(make_engine("none"), asked)["a"]
     assert output.outputs[0].finish_reason == "error"
     assert tokens_of(output) == []
+
+
+@pytest.mark.parametrize("caching", [True, False], ids=["cache", "no cache"])
+def test_edits_outlive_preemption_and_cached_prompts(caching):
+    """Counts are those of prompt and output, whatever of them was prefilled, and how often."""
+    asked = [
+        request(f"r{i}", [i + 1, 5, 9, 9, 4], max_tokens=None, ignore_eos=True, seed=i, **edit)
+        for i, edit in enumerate([EDITS[0], EDITS[3], EDITS[9]])
+    ]
+    again = [request(f"again {each.request_id}", each.prompt_token_ids) for each in asked]
+    again = [replace(each, params=first.params) for each, first in zip(again, asked, strict=True)]
+    engine = told_engine(*asked, accepts=3, prefix_caching=caching)
+    engine._use_pool(PagePool(16))
+    outputs = run(engine, *asked, *again)
+    check(outputs, *asked, *again)
+    assert engine.stats.num_preemptions >= 1
+    assert any(output.num_cached_tokens for output in outputs.values()) == caching
+
+
+def test_what_stands_before_the_nodes_of_a_tree():
+    """Parents -1 0 0 1 3 2: node 4 stands behind 0, 1 and 3; the root is in the row's counts."""
+    tokens = jnp.asarray([[10, 11, 12, 13, 14, 15]])
+    parents = jnp.asarray([[-1, 0, 0, 1, 3, 2]], jnp.int32)
+    tail = jnp.asarray([[1, 2, 10]], jnp.int32)
+    before = preceding_in_tree(tokens, parents, ancestors(parents), tail)
+    assert before.tails[0].tolist() == [
+        [1, 2, 10],
+        [2, 10, 11],
+        [2, 10, 12],
+        [10, 11, 13],
+        [11, 13, 14],
+        [10, 12, 15],
+    ]
+    counted = [np.flatnonzero(row).tolist() for row in np.asarray(before.counted[0])]
+    assert counted == [[], [1], [2], [1, 3], [1, 3, 4], [2, 5]]
+    chain = preceding_in_tree(tokens, jnp.asarray([[-1, 0, 1, 2, 3, 4]], jnp.int32), CHAIN, tail)
+    for of_tree, of_chain in zip(chain, preceding_in_chain(tokens, tail), strict=True):
+        assert of_tree.tolist() == of_chain.tolist()
