@@ -186,7 +186,7 @@ def test_edits_outlive_preemption_and_cached_prompts(caching):
     again = [replace(each, params=first.params) for each, first in zip(again, asked, strict=True)]
     engine = told_engine(*asked, accepts=3, prefix_caching=caching)
     engine._use_pool(PagePool(16))
-    outputs = run(engine, *asked, *again)
+    outputs = {**run(engine, *asked), **run(engine, *again)}
     check(outputs, *asked, *again)
     assert engine.stats.num_preemptions >= 1
     assert any(output.num_cached_tokens for output in outputs.values()) == caching
