@@ -43,7 +43,12 @@ class EngineConfig:
     dtype: str = _option("auto", "weights and KV: auto, float32, bfloat16 or float16")
     max_model_len: int | None = _option(None, "tokens of prompt and output at most")
     max_num_seqs: int = _option(8, "requests that run at once")
-    max_num_batched_tokens: int = _option(1024, "prompt tokens a prefill step takes")
+    max_num_batched_tokens: int = _option(
+        1024, "prompt tokens a prefill step takes: what running requests wait for at most"
+    )
+    enable_chunked_prefill: bool = _option(
+        True, "let requests decode between the pieces of longer prompts; false: prompts go first"
+    )
     gpu_memory_utilization: float = _option(0.9, "share of the GPU's memory to use")
     kv_cache_tokens: int | None = _option(None, "size of the KV pool in tokens")
     enable_prefix_caching: bool = _option(
@@ -124,8 +129,10 @@ class Geometry:
     block_size: int  # N
     prefill_tile: int  # T
     prefill_buckets: tuple[int, ...]  # tiles a prefill step takes
+    max_num_batched_tokens: int  # prompt tokens it takes
     batch_buckets: tuple[int, ...]  # rows a decode step takes
     decode_steps: int  # k
+    chunked_prefill: bool = True
     max_stop_ids: int = MAX_STOP_IDS
     dtype: str = "float32"
     kernels: Kernels = Kernels()
@@ -207,6 +214,8 @@ def resolve(
         block_size=block_size,
         prefill_tile=prefill_tile,
         prefill_buckets=_powers_of_two(-(-config.max_num_batched_tokens // prefill_tile)),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        chunked_prefill=config.enable_chunked_prefill,
         batch_buckets=_powers_of_two(config.max_num_seqs),
         decode_steps=decode_steps,
         dtype=dtype,

@@ -54,6 +54,7 @@ def make_geometry(**changes) -> Geometry:
     slots = changes.pop("num_slots", SLOTS)
     max_len = changes.pop("max_model_len", CONTEXT)
     page = changes.pop("page_size", PAGE)
+    buckets = changes.setdefault("prefill_buckets", (4,))
     per_slot = -(-(max_len + 2 * block * LOOP_STEPS) // page)
     values = dict(
         vocab_size=VOCAB,
@@ -64,7 +65,7 @@ def make_geometry(**changes) -> Geometry:
         max_model_len=max_len,
         block_size=block,
         prefill_tile=TILE,
-        prefill_buckets=(4,),
+        max_num_batched_tokens=buckets[-1] * TILE,
         batch_buckets=(slots + 1,),
         decode_steps=1,
         max_stop_ids=4,
@@ -139,6 +140,7 @@ def shared_steps(
     """
     own = build_steps(geometry, target, drafter, mode=mode, split=split)
     plain = dict(decode_steps=1, prefill_buckets=(4,), batch_buckets=(4,))
+    plain |= dict(max_num_batched_tokens=DISPATCH, chunked_prefill=True)
     common = dataclasses.replace(geometry, **plain)
     decode = build_steps(common, target, drafter, mode=mode, split=split).decode
     unforced = dataclasses.replace(common, force_accept=None)

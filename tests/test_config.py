@@ -35,8 +35,10 @@ def test_defaults_on_cpu_are_decided_in_full():
         "block_size": 8,
         "prefill_tile": 16,
         "prefill_buckets": (1, 2, 4, 8, 16, 32, 64),
+        "max_num_batched_tokens": 1024,
         "batch_buckets": (1, 2, 4, 8),
         "decode_steps": 1,
+        "chunked_prefill": True,
         "max_stop_ids": 16,
         "dtype": "float32",
         "kernels": dataclasses.asdict(Kernels()),
@@ -66,7 +68,7 @@ def test_what_the_user_says_wins():
     assert geometry.pages_per_slot == 33  # 100 tokens and two dispatches of two blocks of 8
     assert geometry.num_pages == 1 + 50
     assert geometry.batch_buckets == (1, 2, 4)
-    assert geometry.prefill_buckets == (1, 2, 4)
+    assert (geometry.prefill_buckets, geometry.max_num_batched_tokens) == ((1, 2, 4), 33)
     assert (geometry.decode_steps, geometry.force_accept, geometry.poison) == (2, 7, True)
 
 

@@ -162,11 +162,12 @@ class Tile(NamedTuple):
         return self.start + self.num_tokens == self.seq.prefill_len
 
 
-def next_tiles(seq: Sequence, tile_size: int, room: int) -> list[Tile]:
-    """The next tiles of a prompt, at most `room`; what is left goes on in the next dispatch."""
+def next_tiles(seq: Sequence, tile_size: int, *, num_tiles: int, num_tokens: int) -> list[Tile]:
+    """The next tiles of a prompt, at most so many; what is left goes on in the next dispatch."""
     start, tiles = seq.num_prefilled, []
-    while start < seq.prefill_len and len(tiles) < room:
-        count = min(tile_size, seq.prefill_len - start)
+    end = min(seq.prefill_len, start + num_tokens)
+    while start < end and len(tiles) < num_tiles:
+        count = min(tile_size, end - start)
         tiles.append(Tile(seq, start, count, start == seq.num_cached))
         start += count
     return tiles

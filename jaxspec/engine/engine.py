@@ -190,7 +190,8 @@ class Engine:
         self._admit()
         if self._prefilling:
             self._dispatch_prefill()
-        self._dispatch_decode()
+        if self.geometry.chunked_prefill or not self._prefilling:
+            self._dispatch_decode()
         num_new = len(self._in_flight) - num_before
         # The newest stays on its way. A prefill beside it lands now: its first tokens are awaited.
         keep = min(num_new, 1) if self._overlap else 0
@@ -245,17 +246,22 @@ class Engine:
         layer writes the KV of all tiles before any of them attends.
         """
         tiles: list[Tile] = []
-        room = self.geometry.prefill_buckets[-1]
+        sizes = self.geometry
+        max_tiles, room = sizes.prefill_buckets[-1], sizes.max_num_batched_tokens
         for seq in self._prefilling:
-            if len(tiles) == room:
+            if len(tiles) == max_tiles or not room:
                 break
             if not seq.pages:
                 try:
                     self._pages.begin(seq)
                 except OutOfPages:
                     break  # those that run have grown since it was admitted
-            tiles += next_tiles(seq, self.geometry.prefill_tile, room - len(tiles))
-            seq.num_prefilled = tiles[-1].start + tiles[-1].num_tokens
+            new = next_tiles(
+                seq, sizes.prefill_tile, num_tiles=max_tiles - len(tiles), num_tokens=room
+            )
+            tiles += new
+            room -= sum(tile.num_tokens for tile in new)
+            seq.num_prefilled = new[-1].start + new[-1].num_tokens
             self._pages.offer(seq)
         return tiles
 
