@@ -10,7 +10,7 @@ resume=()
 jaxspec train data --output "$folder/data" --topics "$folder/index.noun" \
   --num-prompts "${CONVERSATIONS:-60000}" --max-minutes "${DATA_MINUTES:-6}"
 jaxspec train --data "$folder/data" --output "$folder/smollm2-135m-dflash" \
-  --num-layers "${LAYERS:-3}" --block-size "${BLOCK:-8}" --loss "${LOSS:-decay}" \
+  --num-layers "${LAYERS:-3}" --block-size "${BLOCK:-8}" --loss "${LOSS:-dpace}" \
   --batch-rows 16 --num-anchors 256 --learning-rate 1e-3 \
   --max-minutes "${TRAIN_MINUTES:-5}" "${resume[@]}"
 python3 "$(dirname "$0")/evaluate.py" --drafter "$folder/smollm2-135m-dflash" --drafter ngram \

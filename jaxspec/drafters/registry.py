@@ -12,6 +12,7 @@ from jaxspec.drafters.eagle import plan_eagle
 from jaxspec.drafters.multi_layer_eagle import plan_multi_layer_eagle
 from jaxspec.drafters.ngram import plan_ngram
 from jaxspec.drafters.none import plan_none
+from jaxspec.drafters.shipped import shipped_checkpoint
 from jaxspec.models.config import ModelConfig
 from jaxspec.weights.drafter_json import detect_drafter
 from jaxspec.weights.files import Progress, no_progress
@@ -47,7 +48,8 @@ def plan_drafter(
     checkpoint: Path | None = None
     name = config.drafter
     if name not in MODEL_FREE:
-        checkpoint = find_drafter(config.drafter, progress=progress)
+        checkpoint = shipped_checkpoint(name, config.model)
+        checkpoint = checkpoint or find_drafter(name, progress=progress)
         name = detect_drafter(checkpoint)
     plan = DRAFTERS[name](DrafterSetup(config, target, dtype, checkpoint, token_id))
     return name, plan

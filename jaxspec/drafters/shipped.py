@@ -22,9 +22,18 @@ class Shipped(NamedTuple):
         return Path(str(resources.files("jaxspec.drafters"))) / "checkpoints" / self.folder
 
 
-SHIPPED: dict[str, Shipped] = {}
+SHIPPED = {"smollm2-135m": Shipped("smollm2-135m-dflash", 2.55)}
 
 
 def shipped_drafter(model: str) -> Shipped | None:
     """The drafter made for a model, by any of the names that users call it."""
     return SHIPPED.get(model.lower())
+
+
+def shipped_checkpoint(name: str, model: str) -> Path | None:
+    """The folder that a drafter setting names: by its own name, or "dflash" for the model's."""
+    for shipped in SHIPPED.values():
+        if name == shipped.folder:
+            return shipped.path
+    shipped = shipped_drafter(model)
+    return shipped.path if shipped is not None and name == "dflash" else None

@@ -39,10 +39,10 @@ class TrainConfig:
     mask_token_id: int | None = option(
         None, "token that stands for a draft not made yet; unset: a token the data never uses"
     )
-    loss: str = option("decay", "weights of the slots: decay or dpace")
+    loss: str = option("dpace", "weights of the slots: decay or dpace")
     gamma: float | None = option(None, "of the decay; unset: the paper's for the block size")
     soft_labels: float = option(
-        0.0, "share of the loss taken against the target's whole distribution, 0 to 1"
+        0.5, "share of the loss taken against the target's whole distribution, 0 to 1"
     )
     row_len: int = option(1024, "tokens of a packed row; longer conversations lose their end")
     batch_rows: int = option(32, "rows of an optimiser step")
