@@ -190,7 +190,8 @@ class Engine:
         self._admit()
         if self._prefilling:
             self._dispatch_prefill()
-        if self.geometry.chunked_prefill or not self._prefilling:
+        is_amid_prompts = bool(self._prefilling) and len(self._in_flight) > num_before
+        if self.geometry.chunked_prefill or not is_amid_prompts:
             self._dispatch_decode()
         num_new = len(self._in_flight) - num_before
         # The newest stays on its way. A prefill beside it lands now: its first tokens are awaited.

@@ -1,15 +1,23 @@
-"""Arrivals, steps and aborts in any order: every request ends as plain decoding does."""
+"""Arrivals, chats, steps and aborts in any order, over few pages: texts are plain decoding's."""
 
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from jaxspec.cache.page_pool import PagePool
 from jaxspec.request import FinishReason
-from tests.fakes import VOCAB
+from tests.fakes import VOCAB, PieceDetokenizer, letters
 from tests.harness import (
     CONTEXT,
     DISPATCH,
@@ -34,6 +42,7 @@ samplings = st.sampled_from(
         dict(temperature=0.9, top_p=0.6, min_p=0.05),
     ]
 )
+LETTERS = letters()
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -44,36 +53,64 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         accepts=st.lists(st.integers(0, 7), min_size=1, max_size=6),
         overlap=st.booleans(),
-        num_pages=st.sampled_from([12, 17, 24, 36]),
+        num_pages=st.sampled_from([12, 14, 17, 24, 36]),
+        caching=st.sampled_from([True, True, True, False]),
+        budget=st.sampled_from([DISPATCH, DISPATCH, 5, 1]),
+        chunked=st.sampled_from([True, True, False]),
     )
-    def start(self, accepts, overlap, num_pages):
+    def start(self, accepts, overlap, num_pages, caching, budget, chunked):
         self.accepts = accepts
-        self.engine = make_engine(accepts=accepts, overlap=overlap)
+        self.engine = make_engine(
+            accepts=accepts,
+            overlap=overlap,
+            prefix_caching=caching,
+            max_num_batched_tokens=budget,
+            chunked_prefill=chunked,
+            make_detokenizer=lambda request: PieceDetokenizer(LETTERS),
+        )
         self.engine._use_pool(PagePool(1 + num_pages))
         self.asked, self.outputs, self.aborted = {}, {}, {}
 
+    def ask(self, prompt, **params):
+        name = f"r{len(self.asked)}"
+        self.asked[name] = request(name, prompt, **params)
+        self.engine.add_request(self.asked[name])
+
     @rule(
         length=lengths,
-        first=st.integers(0, VOCAB - 1),
+        first=st.integers(0, 2),
         stride=st.integers(0, 3),
+        last=st.integers(0, VOCAB - 1),
         limit=st.one_of(st.none(), st.integers(1, 20)),
         stop_ids=st.lists(st.integers(0, VOCAB - 1), max_size=3),
+        stop=st.lists(st.sampled_from("abcdefghijklmnopqrstuvwxyz"), max_size=2),
         ignore_eos=st.booleans(),
         sampling=samplings,
         seed=st.integers(0, 2**64 - 1),
     )
-    def arrive(self, length, first, stride, limit, stop_ids, ignore_eos, sampling, seed):
-        name = f"r{len(self.asked)}"
-        self.asked[name] = request(
-            name,
-            [(first + stride * i) % VOCAB for i in range(length)],
+    def arrive(
+        self, length, first, stride, last, limit, stop_ids, stop, ignore_eos, sampling, seed
+    ):
+        """Prompts begin in one of a few ways, and end otherwise."""
+        prompt = [(first + stride * i) % VOCAB for i in range(length - 1)]
+        self.ask(
+            [*prompt, last],
             max_tokens=limit,
             stop_token_ids=stop_ids,
+            stop=stop,
             ignore_eos=ignore_eos,
             seed=seed,
             **sampling,
         )
-        self.engine.add_request(self.asked[name])
+
+    @precondition(lambda self: any(output.finished for output in self.outputs.values()))
+    @rule(data=st.data(), turn=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3))
+    def answer_back(self, data, turn):
+        """The next turn of a chat: its prompt begins with an answer."""
+        names = sorted(name for name, output in self.outputs.items() if output.finished)
+        name = data.draw(st.sampled_from(names))
+        prompt = [*self.asked[name].prompt_token_ids, *tokens_of(self.outputs[name]), *turn]
+        self.ask(prompt[: CONTEXT - 1], max_tokens=6)
 
     @rule(count=st.integers(1, 4))
     def go_on(self, count):
@@ -99,8 +136,19 @@ class EngineMachine(RuleBasedStateMachine):
         assert name not in self.aborted, "an aborted request is reported again"
         assert not self.finished(name), "a finished request is reported again"
         self.outputs[name] = output
-        want = list(expected(self.asked[name]))
+        want, _ = self.wanted(name)
         assert tokens_of(output) == want[: len(tokens_of(output))]
+
+    def wanted(self, name):
+        """What plain decoding makes of a request, cut where a stop string is complete."""
+        asked = self.asked[name]
+        plain = expected(asked)
+        text = "".join(LETTERS[token].decode() for token in plain)
+        ends = [text.index(stop) + 1 for stop in asked.params.stop if stop in text]
+        ends = [end for end in ends if end < len(plain) or plain.finish_reason == "length"]
+        if not ends:
+            return list(plain), plain.finish_reason
+        return list(plain)[: min(ends)], FinishReason.STOP
 
     @invariant()
     def pages_and_slots_add_up(self):
@@ -115,9 +163,11 @@ class EngineMachine(RuleBasedStateMachine):
         owned = Counter(page for seq in holders.values() for page in seq.pages)
         assert len(owned) + engine.num_free_pages == engine._pages.pool.num_usable
         assert all(engine._pages.pool._owners[page] == count for page, count in owned.items())
+        prefixes = engine._pages.prefixes
         for page, count in owned.items():
-            assert count == 1 or page in engine._pages.prefixes._nodes, "a page has two owners"
-        engine._pages.prefixes.check()
+            assert count == 1 or page in prefixes._nodes, "a page has two owners"
+        if prefixes is not None:
+            prefixes.check()
         assert sorted([*holders, *engine._free_slots]) == [1, 2, 3]
         for slot, seq in holders.items():
             row = engine._pages.table[slot]
@@ -135,27 +185,32 @@ class EngineMachine(RuleBasedStateMachine):
         for output in drain(self.engine).values():
             self.note(output)
         self.engine.check_idle()
+        assert not np.asarray(self.engine._state.future_map.errors).any()
         for name, asked in self.asked.items():
-            want = expected(asked)
+            want, reason = self.wanted(name)
             if name in self.aborted:
                 output = self.aborted[name]
                 assert output.outputs[0].finish_reason is FinishReason.ABORT
-                assert tokens_of(output) == list(want)[: len(tokens_of(output))]
+                assert tokens_of(output) == want[: len(tokens_of(output))]
                 continue
             output = self.outputs[name]
             assert output.finished
-            assert tokens_of(output) == list(want)
-            assert output.outputs[0].finish_reason == want.finish_reason
+            assert tokens_of(output) == want
+            assert output.outputs[0].finish_reason == reason
             if not output.metrics.num_preemptions:
+                got = output.metrics.accept_lengths
                 lengths = scripted_accept_lengths(asked, self.accepts)
-                assert output.metrics.accept_lengths == lengths
+                assert got == (lengths[: len(got)] if asked.params.stop else lengths)
 
 
+COMMON = dict(deadline=None, suppress_health_check=list(HealthCheck))
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=60,
-    stateful_step_count=20,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
+    max_examples=100, stateful_step_count=15, derandomize=True, **COMMON
 )
+
+
+@pytest.mark.nightly
+def test_two_thousand_schedules():
+    longer = settings(max_examples=2000, stateful_step_count=30, print_blob=True, **COMMON)
+    run_state_machine_as_test(EngineMachine, settings=longer)
