@@ -56,7 +56,13 @@ class EngineConfig:
     )
     page_size: int | None = _option(None, "tokens a KV page holds, a power of two")
     block_size: int | None = _option(
-        None, "tokens a verify step takes, bonus token included; not above the trained size"
+        None, "tokens a chain of drafts takes, bonus token included; not above the trained size"
+    )
+    tree_nodes: int | None = _option(
+        None, "draft a tree of this many tokens, bonus token included, in place of a chain"
+    )
+    tree_topk: int | None = _option(
+        None, "drafts behind a token of the tree at most; as many as do well if not said"
     )
     ngram_max: int = _option(4, "longest n-gram that the ngram drafter looks up")
     draft_window: int | None = _option(None, "committed tokens that the drafter sees at most")
@@ -84,6 +90,7 @@ class EngineConfig:
                     f"block_size is {self.block_size}; it must be at most {MAX_BLOCK_SIZE}, what "
                     "the kernels take"
                 )
+        _check_tree(self.tree_nodes, self.tree_topk)
         if self.force_accept is not None:
             _at_least("force_accept", self.force_accept, 0)
         _at_least("seed", self.seed, 0)
@@ -172,9 +179,11 @@ def resolve(
     dtype: str,
     kernels: Kernels,
     device: DeviceFacts,
+    tree_depth: int | None = None,
 ) -> Geometry:
     """Decides every open size.
 
+    tree_depth: drafts on a path of the drafter's trees at most; None where it drafts chains.
     kv_bytes_per_token: of all layers of target and drafter. weight_bytes: of both.
 
     Raises:
@@ -186,10 +195,12 @@ def resolve(
             f"max_model_len is {max_model_len}, but the model's positions end at {model_max_len}; "
             "lower it"
         )
-    if config.force_accept is not None and config.force_accept >= block_size:
+    most_drafts = block_size - 1 if tree_depth is None else tree_depth
+    if config.force_accept is not None and config.force_accept > most_drafts:
+        kind = f"a block of {block_size}" if tree_depth is None else "a path of the tree"
         raise ConfigError(
-            f"force_accept is {config.force_accept}, but a block of {block_size} holds "
-            f"{block_size - 1} drafts; lower it"
+            f"force_accept is {config.force_accept}, but {kind} holds {most_drafts} drafts; "
+            "lower it"
         )
     on_gpu = device.platform == "gpu"
     page_size = config.page_size or (64 if on_gpu else 32)
@@ -270,6 +281,22 @@ def check_names(kind: str, given: Iterable[str], known: list[str]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
             raise ConfigError(f"unknown {kind} {name!r}; {hint}")
+
+
+def _check_tree(num_nodes: int | None, topk: int | None) -> None:
+    if topk is not None:
+        _at_least("tree_topk", topk, 1)
+        if num_nodes is None:
+            raise ConfigError(
+                f"tree_topk is {topk}, but tree_nodes is not set; say how many tokens a tree has"
+            )
+    if num_nodes is None:
+        return
+    _at_least("tree_nodes", num_nodes, 2)
+    if num_nodes > MAX_BLOCK_SIZE:
+        raise ConfigError(
+            f"tree_nodes is {num_nodes}; it must be at most {MAX_BLOCK_SIZE}, what the kernels take"
+        )
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:

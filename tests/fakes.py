@@ -204,13 +204,7 @@ def build_tree_drafter(num_nodes: int, depth: int, page_size: int, num_layers: i
 
     def draft(params: ModelParams, state: tuple, context: DraftContext):
         block = context.block
-        own = context.replace(
-            block=block.replace(
-                token_ids=block.token_ids[:, : depth + 1],
-                positions=block.positions[:, : depth + 1],
-                kv_locs=block.kv_locs[:, : depth + 1],
-            )
-        )
+        own = context.replace(block=block.columns(0, depth + 1))
         drafts, state = chain.draft(params, state, own)
         which = block.positions[:, 0] % len(trees)
         along = jnp.take_along_axis(drafts.tokens, of_trees(depths, which), axis=1)

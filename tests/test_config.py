@@ -114,6 +114,13 @@ def test_page_counts_round_up():
         ({"draft_window": 0}, "draft_window is 0; it must be at least 1"),
         ({"decode_steps": 0}, "decode_steps is 0; it must be at least 1"),
         ({"block_size": 1}, "block_size is 1; it must be at least 2"),
+        ({"tree_nodes": 1}, "tree_nodes is 1; it must be at least 2"),
+        ({"tree_nodes": 65}, "tree_nodes is 65; it must be at most 64, what the kernels take"),
+        ({"tree_nodes": 9, "tree_topk": 0}, "tree_topk is 0; it must be at least 1"),
+        (
+            {"tree_topk": 4},
+            "tree_topk is 4, but tree_nodes is not set; say how many tokens a tree has",
+        ),
         ({"force_accept": -1}, "force_accept is -1; it must be at least 0"),
         ({"seed": -1}, "seed is -1; it must be at least 0"),
         (
@@ -167,6 +174,9 @@ def test_forcing_more_drafts_than_a_block_holds_is_refused():
     ):
         decide(EngineConfig(force_accept=8))
     assert decide(EngineConfig(force_accept=7)).force_accept == 7
+    with pytest.raises(ConfigError, match=r"but a path of the tree holds 3 drafts; lower it$"):
+        decide(EngineConfig(force_accept=4), tree_depth=3)
+    assert decide(EngineConfig(force_accept=3), tree_depth=3).force_accept == 3
 
 
 def test_a_pool_smaller_than_one_request_is_refused():

@@ -191,3 +191,56 @@ def test_force_accept_takes_exactly_that_many_drafts(drafts, count):
 def test_force_accept_still_clips():
     result = verify_row([8, 8, 8], [1, 2, 3, 4], force_accept=3, max_len=13, stop=(5, VOCAB))
     assert (result["tokens"], result["finished"]) == ([8, 8], True)
+
+
+# 0 -> 1 -> 3 -> 4 and 0 -> 2; the tokens of 1 and 2 differ.
+PARENTS = [-1, 0, 0, 1, 3]
+
+
+def verify_tree(predicted, *, meant=4, force_accept=None):
+    """Tokens 11..14 behind bonus token 9, at position 10: (emitted tokens, path)."""
+    accepted, path = verify(
+        DraftBlock(
+            jnp.asarray([[9, 11, 12, 13, 14]], token_dtype()),
+            jnp.asarray([meant], jnp.int32),
+            jnp.asarray([PARENTS], jnp.int32),
+        ),
+        jnp.asarray([predicted], token_dtype()),
+        jnp.asarray([10], jnp.int32),
+        Bounds(
+            jnp.asarray([100], jnp.int32), jnp.asarray([NO_STOP], jnp.int32), jnp.asarray([False])
+        ),
+        vocab_size=VOCAB,
+        kernels=Kernels(),
+        force_accept=force_accept,
+    )
+    count = int(accepted.num_committed[0])
+    return accepted.tokens[0, :count].tolist(), path[0, :count].tolist()
+
+
+@pytest.mark.parametrize(
+    ("predicted", "meant", "tokens", "path"),
+    [
+        ([11, 13, 40, 14, 41], 4, [11, 13, 14, 41], [0, 1, 3, 4]),
+        ([12, 13, 40, 14, 41], 4, [12, 40], [0, 2]),
+        ([30, 13, 40, 14, 41], 4, [30], [0]),
+        ([11, 13, 40, 14, 41], 3, [11, 13, 14], [0, 1, 3]),
+        ([12, 13, 40, 14, 41], 1, [12], [0]),
+    ],
+    ids=["deepest", "branch", "none", "the last draft is not meant", "nor the branch"],
+)
+def test_the_target_chooses_a_path_of_the_tree(predicted, meant, tokens, path):
+    assert verify_tree(predicted, meant=meant) == (tokens, path)
+
+
+@pytest.mark.parametrize(
+    ("force_accept", "tokens", "path"),
+    [(0, [30], [0]), (1, [11, 31], [0, 1]), (3, [11, 13, 14, 34], [0, 1, 3, 4])],
+)
+def test_forcing_follows_the_first_path_of_that_length(force_accept, tokens, path):
+    predicted = [30, 31, 32, 33, 34]
+    assert verify_tree(predicted, force_accept=force_accept) == (tokens, path)
+
+
+def test_forcing_ends_a_path_whose_next_draft_is_right():
+    assert verify_tree([11, 13, 40, 14, 41], force_accept=1) == ([11, 13], [0, 1])

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from jaxspec.config import EngineConfig, Kernels
 from jaxspec.models.base import Block, Target
@@ -133,8 +134,9 @@ class DrafterSetup(NamedTuple):
 class DrafterPlan(NamedTuple):
     """A chosen drafter: its weights, what it needs of the target, and how to build it.
 
-    kv_bytes_per_token: of its own KV, all layers. kernel_shapes: op -> static sizes of its calls,
-    for the choice of kernels. build: (target, page_size, kernels) -> Drafter.
+    block_size: N, what a verify step takes. kv_bytes_per_token: of its own KV, all layers.
+    kernel_shapes: op -> static sizes of its calls, for the choice of kernels.
+    build: (target, page_size, kernels) -> Drafter. tree_depth: `Drafter.depth`.
     """
 
     params: Any
@@ -143,3 +145,22 @@ class DrafterPlan(NamedTuple):
     kv_bytes_per_token: int
     kernel_shapes: dict[str, dict[str, int]]
     build: Callable[[Target, int, Kernels], Drafter]
+    tree_depth: int | None = None
+
+
+class AttentionSizes(Protocol):
+    """What a drafter's config says of its attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def kv_and_shapes(
+    sizes: AttentionSizes, num_layers: int, dtype: str
+) -> tuple[int, dict[str, dict[str, int]]]:
+    """The KV bytes a token of a drafter's layers, and the kernel shapes of their attention."""
+    heads = {"kv_heads": sizes.num_kv_heads, "head_dim": sizes.head_dim}
+    own = {"heads": sizes.num_heads, **heads}
+    kv_bytes = 2 * num_layers * sizes.num_kv_heads * sizes.head_dim * jnp.dtype(dtype).itemsize
+    return kv_bytes, {"paged_attention": own, "kv_write": own}

@@ -12,7 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import ConfigError
+from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.base import (
     DraftBlock,
     DraftContext,
@@ -21,9 +21,18 @@ from jaxspec.drafters.base import (
     DrafterSetup,
     IngestBatch,
     ModelParams,
+    kv_and_shapes,
 )
 from jaxspec.drafters.dflash_config import DFlashConfig
 from jaxspec.drafters.dflash_params import DFlashParams
+from jaxspec.drafters.tree import (
+    TreeShape,
+    best_first,
+    best_tokens,
+    keep_best,
+    num_best_first,
+    tree_shape,
+)
 from jaxspec.models.base import KV, Kernels, Target
 from jaxspec.models.layers import (
     LayerSpec,
@@ -34,6 +43,10 @@ from jaxspec.models.layers import (
 )
 from jaxspec.weights.load import load_dflash
 from kernels_pallas.kv_write_context import kv_write_context
+
+# The likeliest tokens of a position that a tree branches over. Of trees of 64 the 16th is hardly
+# ever one, and more than 16 are found by sorting the vocabulary (XLA's TopK on GPUs).
+_TREE_WIDTH = 16
 
 
 def plan_dflash(setup: DrafterSetup) -> DrafterPlan:
@@ -63,6 +76,7 @@ def plan_from_params(
         _check(config, block_size, window)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    tree = _tree(setup.config, block_size)
 
     def build(target: Target, page_size: int, kernels: Kernels) -> Drafter:
         return build_dflash(
@@ -73,21 +87,19 @@ def plan_from_params(
             dtype=jnp.dtype(setup.dtype),
             kernels=kernels,
             draft_window=window,
+            tree=tree,
         )
 
-    itemsize = jnp.dtype(setup.dtype).itemsize
-    heads = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+    kv_bytes, shapes = kv_and_shapes(config, config.num_layers, setup.dtype)
+    context = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     return DrafterPlan(
         params=params,
         feature_layers=config.target_layer_ids,
-        block_size=block_size,
-        kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize,
-        kernel_shapes={
-            "paged_attention": {"heads": config.num_heads, **heads},
-            "kv_write": {"heads": config.num_heads, **heads},
-            "kv_write_context": {"layers": config.num_layers, **heads},
-        },
+        block_size=block_size if tree is None else tree.num_nodes,
+        kv_bytes_per_token=kv_bytes,
+        kernel_shapes={**shapes, "kv_write_context": {"layers": config.num_layers, **context}},
         build=build,
+        tree_depth=None if tree is None else tree.depth,
     )
 
 
@@ -101,6 +113,7 @@ def build_dflash(
     dtype: jnp.dtype,
     kernels: Kernels,
     draft_window: int | None = None,
+    tree: TreeShape | None = None,
 ) -> Drafter:
     """Builds the pure functions of a DFlash drafter; equal arguments give the same `Drafter`.
 
@@ -113,6 +126,8 @@ def build_dflash(
         kernels: the implementation of each op.
         draft_window: keys this far from a query, or farther, are not seen by any layer, as if
             each were a sliding layer; None leaves the layers as trained.
+        tree: of the likeliest paths through the block (DDTree, arXiv 2604.12989), in place of the
+            likeliest one alone.
 
     Raises:
         ValueError: a block size outside 2..trained, or a draft window that does not hold a block.
@@ -126,7 +141,8 @@ def build_dflash(
         return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
 
     def draft(params: ModelParams, kv: KV, context: DraftContext) -> tuple[DraftBlock, KV]:
-        block = context.block
+        # A tree is verified in more rows than are drafted.
+        block = context.block.columns(0, block_size)
         x = target.embed(params.target, block.token_ids)
         frequencies = jnp.asarray(inv_freq)
         pages = []
@@ -145,11 +161,17 @@ def build_dflash(
         # Slot i stands for the token at its own position, not the next: slot 0 is known already.
         hidden = rms_norm(x[:, 1:], params.drafter.norm, config.rms_norm_eps)
         logits = target.logits(params.target, hidden)
-        drafts = context.sample(logits, block.positions[:, 1:])
-        tokens = jnp.concatenate([block.token_ids[:, :1], drafts], axis=1)
         fits = block.lens + block_size <= config.max_position_embeddings
-        num_draft_tokens = jnp.where(fits, jnp.int32(block_size - 1), jnp.int32(0))
-        return DraftBlock(tokens=tokens, num_draft_tokens=num_draft_tokens), tuple(pages)
+        if tree is None:
+            drafts = context.sample(logits, block.positions[:, 1:])
+            tokens = jnp.concatenate([block.token_ids[:, :1], drafts], axis=1)
+            count = jnp.where(fits, jnp.int32(block_size - 1), jnp.int32(0))
+            return DraftBlock(tokens, count), tuple(pages)
+        likeliest = best_tokens(context.scores(logits, block.positions[:, 1:]), tree.width)
+        candidates = best_first(*likeliest, tree.num_nodes)
+        tokens, parents = keep_best(candidates, block.token_ids[:, 0], tree.num_nodes)
+        count = jnp.where(fits, jnp.int32(tree.num_nodes - 1), jnp.int32(0))
+        return DraftBlock(tokens, count, parents), tuple(pages)
 
     def ingest(params: ModelParams, kv: KV, batch: IngestBatch) -> tuple[KV, tuple[()]]:
         pages = kv_write_context(
@@ -166,13 +188,14 @@ def build_dflash(
 
     return Drafter(
         name="dflash",
-        num_draft_tokens=block_size - 1,
+        num_draft_tokens=(block_size if tree is None else tree.num_nodes) - 1,
         feature_layers=config.target_layer_ids,
         mask_token_id=config.mask_token_id,
         init_state=init_state,
         init_carry=lambda num_slots: (),
         draft=draft,
         ingest=ingest,
+        depth=None if tree is None else tree.depth,
     )
 
 
@@ -221,6 +244,16 @@ def layer_specs(config: DFlashConfig, draft_window: int | None = None) -> tuple[
             window=narrowed(window),
         )
         for window, causal in zip(config.layer_windows, config.layer_causal, strict=True)
+    )
+
+
+def _tree(config: EngineConfig, block_size: int) -> TreeShape | None:
+    depth, num_nodes = block_size - 1, config.tree_nodes or 0
+    return tree_shape(
+        config,
+        depth=depth,
+        width=min(_TREE_WIDTH, num_nodes),
+        most_nodes=lambda width: num_best_first(num_nodes, depth, width),
     )
 
 

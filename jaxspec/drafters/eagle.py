@@ -29,6 +29,7 @@ from jaxspec.drafters.base import (
     DrafterSetup,
     IngestBatch,
     ModelParams,
+    kv_and_shapes,
 )
 from jaxspec.drafters.eagle_checkpoint import load_eagle
 from jaxspec.drafters.eagle_config import EagleConfig
@@ -83,16 +84,8 @@ def plan_eagle(setup: DrafterSetup) -> DrafterPlan:
             draft_window=setup.config.draft_window,
         )
 
-    itemsize = jnp.dtype(setup.dtype).itemsize
-    ops = ("paged_attention", "kv_write")
-    return DrafterPlan(
-        params=params,
-        feature_layers=config.feature_layers,
-        block_size=block_size,
-        kv_bytes_per_token=2 * config.num_kv_heads * config.head_dim * itemsize,
-        kernel_shapes={op: {"head_dim": config.head_dim} for op in ops},
-        build=build,
-    )
+    kv_bytes, shapes = kv_and_shapes(config, 1, setup.dtype)
+    return DrafterPlan(params, config.feature_layers, block_size, kv_bytes, shapes, build)
 
 
 @functools.lru_cache(maxsize=64)

@@ -35,6 +35,7 @@ from jaxspec.drafters.base import (
     DrafterSetup,
     IngestBatch,
     ModelParams,
+    kv_and_shapes,
 )
 from jaxspec.drafters.boundary import Boundary, init_boundary, widen
 from jaxspec.drafters.eagle import EagleCarry, highest_probability
@@ -78,16 +79,8 @@ def plan_multi_layer_eagle(setup: DrafterSetup) -> DrafterPlan:
             draft_window=setup.config.draft_window,
         )
 
-    itemsize = jnp.dtype(setup.dtype).itemsize
-    ops = ("paged_attention", "kv_write")
-    return DrafterPlan(
-        params=params,
-        feature_layers=(config.feature_layer,),
-        block_size=block_size,
-        kv_bytes_per_token=2 * (block_size - 1) * config.num_kv_heads * config.head_dim * itemsize,
-        kernel_shapes={op: {"head_dim": config.head_dim} for op in ops},
-        build=build,
-    )
+    kv_bytes, shapes = kv_and_shapes(config, block_size - 1, setup.dtype)
+    return DrafterPlan(params, (config.feature_layer,), block_size, kv_bytes, shapes, build)
 
 
 @functools.lru_cache(maxsize=64)

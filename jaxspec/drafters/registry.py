@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxspec.config import EngineConfig
+from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.base import DrafterPlan, DrafterSetup
 from jaxspec.drafters.dflash import plan_dflash
 from jaxspec.drafters.eagle import plan_eagle
@@ -27,6 +27,7 @@ DRAFTERS: dict[str, Callable[[DrafterSetup], DrafterPlan]] = {
     "multi_layer_eagle": plan_multi_layer_eagle,
 }
 MODEL_FREE = ("none", "ngram")  # named by themselves; the others by their checkpoint
+CHAINS_ONLY = (*MODEL_FREE, "multi_layer_eagle")
 
 
 def plan_drafter(
@@ -43,6 +44,7 @@ def plan_drafter(
 
     Raises:
         ModelFileError: the checkpoint is missing, unsupported or unfit for the target.
+        ConfigError: the settings do not suit the drafter.
     """
     assert config.drafter != "auto", "assemble decides what auto means"
     checkpoint: Path | None = None
@@ -51,5 +53,10 @@ def plan_drafter(
         checkpoint = shipped_checkpoint(name, config.model)
         checkpoint = checkpoint or find_drafter(name, progress=progress)
         name = detect_drafter(checkpoint)
+    if config.tree_nodes is not None and name in CHAINS_ONLY:
+        raise ConfigError(
+            f"tree_nodes is {config.tree_nodes}, but the drafter {name} drafts chains only; leave "
+            "it out, or name a DFlash or EAGLE checkpoint"
+        )
     plan = DRAFTERS[name](DrafterSetup(config, target, dtype, checkpoint, token_id))
     return name, plan

@@ -10,13 +10,56 @@ over independent positions for DFlash, whose one pass gives the marginals of all
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.future_map import token_dtype
+
 MAX_NODES = 64  # two words of the mask that attention reads
+
+
+class TreeShape(NamedTuple):
+    """The static side of a drafter's trees.
+
+    num_nodes: N, the bonus token included. width: drafts behind a node at most. depth: drafts on a
+    path at most.
+    """
+
+    num_nodes: int
+    width: int
+    depth: int
+
+
+def tree_shape(
+    config: EngineConfig, *, depth: int, width: int, most_nodes: Callable[[int], int]
+) -> TreeShape | None:
+    """The tree that the settings ask for; None for a chain, which a tree of one branch is.
+
+    depth: drafts on a path. width: of a tree whose `tree_topk` is open. most_nodes: of a tree by
+    its width, the bonus token included.
+
+    Raises:
+        ConfigError: a tree that cannot hold a path, or that there are not enough drafts for.
+    """
+    if config.tree_nodes is None:
+        return None
+    num_nodes, width = config.tree_nodes, config.tree_topk or width
+    if num_nodes < depth + 1:
+        raise ConfigError(
+            f"tree_nodes is {num_nodes}, fewer than the {depth + 1} tokens of a path; raise it, or "
+            f"lower block_size to {num_nodes}"
+        )
+    if num_nodes > most_nodes(width):
+        raise ConfigError(
+            f"tree_nodes is {num_nodes}, but with {width} drafts behind a token and {depth} on a "
+            f"path there are {most_nodes(width)}; lower it, or raise tree_topk or block_size"
+        )
+    return TreeShape(num_nodes, width, depth) if width > 1 else None
 
 
 class Candidates(NamedTuple):
@@ -46,6 +89,12 @@ class DraftTree(NamedTuple):
 
     tokens: jax.Array
     parents: jax.Array
+
+
+def best_tokens(scores: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
+    """The likeliest tokens: scores f32[..., V] -> log-probabilities f32[..., k], token_dtype."""
+    log_probs, tokens = lax.top_k(jax.nn.log_softmax(scores, axis=-1), width)
+    return log_probs, tokens.astype(token_dtype())
 
 
 def plant(scores: jax.Array, tokens: jax.Array) -> tuple[Candidates, Frontier]:
@@ -143,6 +192,15 @@ def best_first(log_probs: jax.Array, tokens: jax.Array, num_nodes: int) -> Candi
         index = first + jnp.arange(count, dtype=jnp.int32)[None, :]
         parents, first = jnp.broadcast_to(index, (batch, count)), first + count
     return Candidates(*(jnp.concatenate(parts, axis=1) for parts in zip(*layers, strict=True)))
+
+
+def num_best_first(num_nodes: int, depth: int, width: int) -> int:
+    """Candidates that `best_first` finds, and the bonus token."""
+    total, layer = 1, 1
+    for _ in range(depth):
+        layer = min(num_nodes - 1, layer * width)
+        total += layer
+    return total
 
 
 def ancestors(parents: jax.Array, depth: int | None = None) -> jax.Array:

@@ -118,7 +118,8 @@ def assemble(
     if config.drafter != "auto":
         return _build(config, loaded, "asked for", on_progress)
     shipped = shipped_drafter(config.model)
-    plain = replace(config, drafter="none", block_size=None, draft_window=None)
+    chain = dict(block_size=None, draft_window=None, tree_nodes=None, tree_topk=None)
+    plain = replace(config, drafter="none", **chain)
     if shipped is None or config.force_accept is not None:
         reason = f"auto: no drafter is shipped for {config.model}"
         return _build(plain, loaded, reason, on_progress)
@@ -244,6 +245,7 @@ def build_engine(
         dtype=dtype,
         kernels=kernels,
         device=DeviceFacts(device.platform, _memory_bytes()),
+        tree_depth=plan.tree_depth,
     )
     self_test_kernels(geometry, model, plan)
     target = build_target(

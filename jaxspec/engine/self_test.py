@@ -41,7 +41,8 @@ def self_test_cases(
         "page_size": page,
         "dtype": geometry.dtype,
     }
-    drafter = plan.kernel_shapes
+    drafter, is_tree = plan.kernel_shapes, plan.tree_depth is not None
+    verified = accept_cases.Case("in use", 3, block, geometry.max_stop_ids, model.vocab_size)
     cases: list[tuple[str, Any]] = [
         (
             "resolve_prepare",
@@ -54,18 +55,22 @@ def self_test_cases(
                 num_pages=columns,
             ),
         ),
-        (
-            "accept",
-            accept_cases.Case("in use", 3, block, geometry.max_stop_ids, model.vocab_size),
-        ),
+        ("accept", verified),
         (
             "paged_attention",
             attention_cases.Case(
-                "verify, in use", (1, page, min(longest, 700)), block, columns=columns, **heads
+                "verify, in use",
+                (1, page, min(longest, 700)),
+                block,
+                columns=columns,
+                tree=is_tree,
+                **heads,
             ),
         ),
         ("kv_write", kv_write_cases.Case("in use", 3, block, norm=model.qk_norm, **heads)),
     ]
+    if is_tree:
+        cases.append(("accept_tree", verified))
     if "paged_attention" in drafter:
         cases.append(
             (

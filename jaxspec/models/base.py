@@ -33,6 +33,14 @@ class Block:
     lens: jax.Array  # i32[B] rows of KV before the block
     mask: jax.Array | None = None  # u32[B, N, ceil(N / 32)] which of the block a tree's token sees
 
+    def columns(self, first: int, end: int) -> Block:
+        """Some of the tokens alone, where they are."""
+        return self.replace(
+            token_ids=self.token_ids[:, first:end],
+            positions=self.positions[:, first:end],
+            kv_locs=self.kv_locs[:, first:end],
+        )
+
 
 class TargetOutput(NamedTuple):
     """What one pass over a `Block` leaves behind."""

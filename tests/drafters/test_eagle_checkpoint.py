@@ -49,7 +49,8 @@ def test_a_folder_says_which_drafter_it_is(
     assert found == name and found in DRAFTERS
     assert (plan.feature_layers, plan.block_size) == (feature_layers, block_size)
     assert plan.kv_bytes_per_token == kv_bytes
-    assert plan.kernel_shapes == {op: {"head_dim": 8} for op in ("paged_attention", "kv_write")}
+    heads = {"heads": 4, "kv_heads": 2, "head_dim": 8}
+    assert plan.kernel_shapes == {op: heads for op in ("paged_attention", "kv_write")}
     drafter = plan.build(BORROWED, 4, Kernels())
     assert (drafter.name, drafter.block_size) == (name, block_size)
 

@@ -10,14 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.drafters.registry import plan_drafter
 from jaxspec.drafters.tree import (
+    TreeShape,
     ancestors,
     best_first,
     block_mask,
     depths,
     grow,
     keep_best,
+    num_best_first,
     plant,
+    tree_shape,
 )
 from jaxspec.future_map import token_dtype
 from tests.drafters.eagle_rig import quick_jit
@@ -167,6 +172,52 @@ def test_a_tree_that_cannot_be_is_refused(num_nodes, limit):
         ValueError, match=f"tree of {num_nodes} nodes .* 3 candidates.*2 to {limit}"
     ):
         keep_best(candidates, jnp.zeros((1,), jnp.int32), num_nodes)
+
+
+def shape(nodes, topk, depth=3):
+    return tree_shape(
+        EngineConfig(tree_nodes=nodes, tree_topk=topk),
+        depth=depth,
+        width=4,
+        most_nodes=lambda width: num_best_first(nodes, depth, width),
+    )
+
+
+@pytest.mark.parametrize(("nodes", "topk"), [(4, 1), (9, 2), (14, 3), (60, 10)])
+def test_as_many_candidates_are_found_as_are_counted(nodes, topk):
+    candidates = jax.eval_shape(
+        lambda *args: best_first(*args, nodes),
+        jax.ShapeDtypeStruct((1, 3, topk), jnp.float32),
+        jax.ShapeDtypeStruct((1, 3, topk), jnp.int32),
+    )
+    assert candidates.scores.shape[1] + 1 == num_best_first(nodes, 3, topk)
+
+
+def test_the_shape_of_a_tree_comes_from_the_settings():
+    assert shape(None, None) is None
+    assert shape(20, None) == TreeShape(20, 4, 3)
+    assert shape(15, 2) == TreeShape(15, 2, 3)
+    assert shape(4, 1) is None, "one branch: a chain"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "topk", "message"),
+    [
+        (3, 4, "tree_nodes is 3, fewer than the 4 tokens of a path; raise it, or .* to 3"),
+        (16, 2, "is 16, but with 2 drafts behind a token and 3 on a path there are 15; lower it"),
+        (5, 1, "is 5, but with 1 drafts behind a token and 3 on a path there are 4; lower it, or"),
+    ],
+)
+def test_a_tree_that_does_not_suit_its_paths_is_refused(nodes, topk, message):
+    with pytest.raises(ConfigError, match=message):
+        shape(nodes, topk)
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram"])
+def test_a_drafter_of_chains_is_asked_for_no_tree(drafter):
+    config = EngineConfig(drafter=drafter, tree_nodes=8)
+    with pytest.raises(ConfigError, match=f"tree_nodes is 8, but the drafter {drafter} drafts ch"):
+        plan_drafter(config, None, "float32")
 
 
 def test_dtypes_are_kept_with_64_bit_types(x64):

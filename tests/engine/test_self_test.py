@@ -43,6 +43,14 @@ def test_the_cases_have_the_sizes_in_use():
     assert (verify.block, verify.page_size, verify.head_dim) == (8, 16, 16)
 
 
+def test_trees_are_tried_where_the_drafter_makes_them():
+    cases = self_test_cases(geometry(), MODEL, PLAN._replace(tree_depth=3))
+    assert "accept_tree" in dict(cases)
+    assert [case.tree for op, case in cases if op == "paged_attention"] == [True, False]
+    tried = geometry(accept_tree="triton_interpret")
+    self_test_kernels(tried, MODEL, PLAN._replace(tree_depth=3))
+
+
 def test_sound_kernels_pass_and_references_are_not_run():
     self_test_kernels(geometry(), MODEL, PLAN)
     self_test_kernels(geometry(accept="triton_interpret"), MODEL, PLAN)

@@ -144,7 +144,7 @@ def test_slots_change_hands_after_ends_and_aborts(overlap):
         assert tokens_of(output) == list(expected(each))[: len(tokens_of(output))]
 
 
-@pytest.mark.parametrize("mode", Mode, ids=str)
+@pytest.mark.parametrize("mode", [Mode.GREEDY, Mode.SAMPLED], ids=str)
 @pytest.mark.parametrize("force_accept", [None, 2])
 def test_a_step_keeps_shapes_and_dtypes_with_64_bit_types(x64, mode, force_accept):
     engine = make_engine("tree", force_accept=force_accept)
