@@ -15,6 +15,7 @@ from typing import Any
 from jaxspec.checks import check_field_types
 
 MAX_STOP_IDS = 16
+MAX_LOGPROBS = 20  # likeliest tokens a position, as the OpenAI API allows
 MAX_LOGIT_BIAS = 300  # entries, as the OpenAI API allows
 MAX_BAD_WORDS = 64  # token sequences
 MAX_BAD_WORD_LEN = 8  # tokens of each

@@ -14,8 +14,15 @@ class Mode(enum.IntEnum):
     GREEDY = 0  # takes the highest logit
     SAMPLED = 1  # temperature, filters and noise
     EDITED = 2  # penalties, logit bias, min_tokens and bad words change the logits first
+    LOGPROBS = 3  # tells the log-probabilities of what was chosen, and of what else was likely
+    PROMPT_LOGPROBS = 4  # of prefills alone: those of the prompt, too
 
     @property
     def edits(self) -> bool:
         """True where the programs read and write `EngineState.edits`."""
         return self >= Mode.EDITED
+
+    @property
+    def logprobs(self) -> bool:
+        """True where a step's output holds log-probabilities of the chosen tokens."""
+        return self >= Mode.LOGPROBS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from jaxspec.checks import check_field_types
-from jaxspec.config import MAX_LOGIT_BIAS
+from jaxspec.config import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from jaxspec.mode import Mode
 
 DEFAULT_MAX_TOKENS = 16
@@ -16,8 +16,6 @@ MAX_SEED = 2**64 - 1
 # Fields of vLLM's SamplingParams that are accepted only at the value that changes nothing.
 _NEUTRAL_ONLY = {
     "n": 1,
-    "logprobs": None,
-    "prompt_logprobs": None,
 }
 
 
@@ -100,6 +98,12 @@ class SamplingParams:
         if any(not text for text in self.stop):
             raise RequestError("stop holds an empty string; each stop string needs a character")
         self._check_edits()
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MAX_LOGPROBS:
+                raise RequestError(
+                    f"{name} is {count}; it must be between 0 and {MAX_LOGPROBS}, or None for none"
+                )
         for name, neutral in _NEUTRAL_ONLY.items():
             value = getattr(self, name)
             empty = isinstance(value, (dict, list, tuple)) and not value
@@ -136,17 +140,29 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
-    def mode(self) -> Mode:
-        """The least mode of a batch that serves these settings."""
-        if (
+    def edits_logits(self) -> bool:
+        """True where the target's logits are changed before a token is chosen."""
+        return bool(
             (self.presence_penalty, self.frequency_penalty) != (0.0, 0.0)
             or self.repetition_penalty != 1.0
             or self.logit_bias
             or self.min_tokens
             or self.bad_words
-        ):
+        )
+
+    @property
+    def mode(self) -> Mode:
+        """The least mode of a batch that serves these settings."""
+        if self.logprobs is not None:
+            return Mode.LOGPROBS
+        if self.edits_logits:
             return Mode.EDITED
         return Mode.GREEDY if self.greedy else Mode.SAMPLED
+
+    @property
+    def prefill_mode(self) -> Mode:
+        """As `mode`, of the prefill."""
+        return self.mode if self.prompt_logprobs is None else Mode.PROMPT_LOGPROBS
 
 
 def _check_range(
@@ -205,6 +221,18 @@ class RequestMetrics:
         return self.first_token_s - self.arrival_s
 
 
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Of one token at one position: by the model's own logits, before temperature and edits.
+
+    rank: 1 of the likeliest. decoded_token: its text alone; None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """The text and tokens of one completion so far."""
@@ -214,13 +242,16 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    logprobs: list[dict[int, Logprob]] | None = None  # a token: itself, then the likeliest
+    cumulative_logprob: float | None = None  # of all tokens, where logprobs were asked for
 
 
 @dataclass(slots=True)
 class RequestOutput:
     """A request as its caller sees it, cumulative; `outputs` has one entry.
 
-    num_cached_tokens: prompt tokens whose KV the prefix cache had.
+    num_cached_tokens: prompt tokens whose KV the prefix cache had. prompt_logprobs: an entry a
+    token of the prompt, None for the first, where they were asked for.
     """
 
     request_id: str
@@ -231,3 +262,4 @@ class RequestOutput:
     metrics: RequestMetrics
     error: str | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -280,6 +280,18 @@ def encode_letters(text: str) -> list[int]:
     return [tokens[letter] for letter in text if letter != " "]
 
 
+class LetterTokenizer:
+    """What the engine asks of a tokenizer, in the spelling of `letters`."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokens of a text."""
+        return encode_letters(text)
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Text of tokens."""
+        return b"".join(letters()[token] for token in ids).decode()
+
+
 def letters() -> dict[int, bytes]:
     """A letter or digit for each token of the toy vocabulary."""
     return {token: b"abcdefghijklmnopqrstuvwxyz012345"[token : token + 1] for token in range(VOCAB)}

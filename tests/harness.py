@@ -24,12 +24,12 @@ from tests import oracle
 from tests.fakes import (
     EOS,
     VOCAB,
+    LetterTokenizer,
     ScriptedParams,
     build_random_drafter,
     build_scripted_drafter,
     build_table_target,
     build_tree_drafter,
-    encode_letters,
     make_table,
 )
 
@@ -123,7 +123,7 @@ def make_engine(
         steps,
         eos_token_ids=(EOS,),
         make_detokenizer=make_detokenizer,
-        encode=encode_letters,
+        tokenizer=LetterTokenizer(),
         overlap=overlap,
         prefix_lookahead=drafter.kv_lookahead if prefix_caching else None,
         expected_accept_length=expected_accept_length,
@@ -202,6 +202,34 @@ def check(outputs: dict[str, RequestOutput], *requests: Request) -> None:
         assert tokens_of(output) == list(want), asked
         assert output.finished
         assert output.outputs[0].finish_reason == want.finish_reason, asked
+
+
+def check_logprobs(output: RequestOutput, asked: Request) -> None:
+    """Asserts that the log-probabilities are those of plain decoding, of what was put out."""
+    prompt, tokens = list(asked.prompt_token_ids), tokens_of(output)
+    params, completion = asked.params, output.outputs[0]
+    of_prompt = output.prompt_logprobs
+    told = [(completion.logprobs, params.logprobs, len(prompt))]
+    if of_prompt is not None:
+        assert of_prompt[0] is None
+        told.append((of_prompt[1:], params.prompt_logprobs, 1))
+    for entries, num_top, first in told:
+        if num_top is None:
+            assert entries is None
+            continue
+        text = prompt + tokens if first == len(prompt) else prompt
+        wanted = oracle.logprobs(text, first, num_top)
+        assert len(entries) == len(wanted)
+        for entry, want in zip(entries, wanted, strict=True):
+            assert {token: each.rank for token, each in entry.items()} == {
+                token: rank for token, (_, rank) in want.items()
+            }
+            assert list(entry) == list(want)
+            values = [each.logprob for each in entry.values()]
+            np.testing.assert_allclose(values, [value for value, _ in want.values()], atol=1e-5)
+    if completion.logprobs is not None:
+        chosen = [e[t].logprob for e, t in zip(completion.logprobs, tokens, strict=True)]
+        np.testing.assert_allclose(completion.cumulative_logprob, sum(chosen), atol=1e-5)
 
 
 def scripted_accept_lengths(asked: Request, accepts: Sequence[int] | int) -> list[int]:

@@ -33,6 +33,21 @@ def raw_logits(tokens: list[int], *, table_seed=0, num_layers=2) -> np.ndarray:
     return _table(table_seed)[state]
 
 
+def logprobs(
+    tokens: list[int], first: int, num_top: int, *, table_seed: int = 0
+) -> list[dict[int, tuple[float, int]]]:
+    """Log-probability and rank of each token from `first` on and of the likeliest, by id."""
+    entries = []
+    for position in range(first, len(tokens)):
+        logits = raw_logits(tokens[:position], table_seed=table_seed).astype(np.float64)
+        values = logits - np.log(np.exp(logits).sum())
+        order = np.argsort(-values, kind="stable")
+        ranks = {int(token): place + 1 for place, token in enumerate(order)}
+        shown = [tokens[position], *order[:num_top].tolist()]
+        entries.append({token: (float(values[token]), ranks[token]) for token in shown})
+    return entries
+
+
 def edited_logits(
     logits: np.ndarray,
     tokens: list[int],

@@ -30,6 +30,7 @@ LAYERS = [
         "jaxspec.future_map",
         "jaxspec.sampling",
         "jaxspec.logit_edits",
+        "jaxspec.logprobs",
         "jaxspec.cache",
         "jaxspec.models",
         "jaxspec.drafters.dflash_params",
@@ -80,6 +81,7 @@ HOST_ONLY = [
     "jaxspec.engine.draft_input",
     "jaxspec.engine.sequence",
     "jaxspec.engine.commit",
+    "jaxspec.engine.logprob_output",
 ]
 DEVICE_LIBRARIES = {"jax", "jaxlib", "flax", "chex", "kernels_pallas"}
 

@@ -34,6 +34,9 @@ RANGES = [
     ("repetition_penalty", 0.0, "it must be a finite number, above 0 and at most 10"),
     ("repetition_penalty", 11.0, "it must be a finite number, above 0 and at most 10"),
     ("min_tokens", -1, "it must be at least 0"),
+    ("logprobs", -1, "it must be between 0 and 20, or None for none"),
+    ("logprobs", 21, "it must be between 0 and 20, or None for none"),
+    ("prompt_logprobs", 21, "it must be between 0 and 20, or None for none"),
     ("max_tokens", -3, "it must be at least 1, or None for as many as the context holds"),
 ]
 
@@ -102,10 +105,6 @@ def test_a_value_at_the_edge_is_taken(name, value):
     ("name", "value"),
     [
         ("n", 2),
-        ("logprobs", 2),
-        ("logprobs", 0),
-        ("prompt_logprobs", 1),
-        ("prompt_logprobs", 0),
     ],
     ids=str,
 )
@@ -148,6 +147,13 @@ def test_what_changes_nothing_costs_nothing(nothing):
 )
 def test_what_changes_logits_asks_for_their_programs(edit):
     assert SamplingParams(**edit, temperature=0).mode is Mode.EDITED
+
+
+def test_logprobs_ask_for_their_programs_where_they_are_needed():
+    assert SamplingParams(logprobs=0, temperature=0).mode is Mode.LOGPROBS
+    assert SamplingParams(logprobs=0, min_tokens=3).prefill_mode is Mode.LOGPROBS
+    of_prompt = SamplingParams(prompt_logprobs=0, temperature=0)
+    assert (of_prompt.mode, of_prompt.prefill_mode) == (Mode.GREEDY, Mode.PROMPT_LOGPROBS)
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxspec.config import MAX_BAD_WORD_LEN, MAX_BAD_WORDS, Geometry
 from jaxspec.engine.edits import pack_edits
-from jaxspec.engine.sequence import Detokenizer, Sequence
+from jaxspec.engine.sequence import Detokenizer, Sequence, TextCodec
 from jaxspec.engine.state import empty_prefill_batch, pack_limits, pack_prefill_tile
 from jaxspec.request import Request, RequestError, RequestMetrics
 
-Encode = Callable[[str], Collection[int]]
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 
 
@@ -26,11 +24,11 @@ def make_sequence(
     key: np.ndarray,
     num_usable_pages: int,
     detokenizer: Detokenizer | None,
-    encode: Encode | None = None,
+    tokenizer: TextCodec | None = None,
 ) -> Sequence:
     """Checks a request against the engine's sizes and prepares it.
 
-    key: u32[2] of the request's noise. encode: text to token ids, for bad words.
+    key: u32[2] of the request's noise. tokenizer: for bad words.
 
     Raises:
         RequestError: the request can never run here.
@@ -67,18 +65,18 @@ def make_sequence(
     )
     metrics = RequestMetrics(arrival_s=time.perf_counter())
     prompt = np.asarray(request.prompt_token_ids, np.int32)
-    edits_row = _pack_edits_of(request, geometry, encode) if params.mode.edits else None
+    edits_row = _pack_edits_of(request, geometry, tokenizer) if params.edits_logits else None
     return Sequence(request, max_len, limits_row, metrics, prompt, detokenizer, edits_row)
 
 
-def _pack_edits_of(request: Request, geometry: Geometry, encode: Encode | None) -> np.ndarray:
+def _pack_edits_of(request: Request, geometry: Geometry, tokenizer: TextCodec | None) -> np.ndarray:
     params = request.params
     if wrong := [i for i in params.logit_bias or () if not 0 <= i < geometry.vocab_size]:
         raise RequestError(
             f"logit_bias names token id {wrong[0]}, which is outside the vocabulary; ids are 0 to "
             f"{geometry.vocab_size - 1}"
         )
-    if params.bad_words and encode is None:
+    if params.bad_words and tokenizer is None:
         raise RequestError(
             f"bad_words is {params.bad_words!r}, which needs a tokenizer; give the engine one"
         )
@@ -89,11 +87,11 @@ def _pack_edits_of(request: Request, geometry: Geometry, encode: Encode | None) 
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty,
         logit_bias=params.logit_bias,
-        bad_words=bad_word_ids(params.bad_words, encode),
+        bad_words=bad_word_ids(params.bad_words, tokenizer),
     )
 
 
-def bad_word_ids(words: tuple[str, ...], encode: Encode | None) -> list[tuple[int, ...]]:
+def bad_word_ids(words: tuple[str, ...], tokenizer: TextCodec | None) -> list[tuple[int, ...]]:
     """The token sequences that spell bad words, at the beginning of a text and behind a space.
 
     Raises:
@@ -102,7 +100,7 @@ def bad_word_ids(words: tuple[str, ...], encode: Encode | None) -> list[tuple[in
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word.lstrip(), " " + word.lstrip()):
-            ids = tuple(encode(text))
+            ids = tuple(tokenizer.encode(text, add_special_tokens=False))
             if len(ids) > MAX_BAD_WORD_LEN:
                 raise RequestError(
                     f"bad_words holds {word!r}, which is {len(ids)} tokens; each may have "

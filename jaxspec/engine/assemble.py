@@ -17,7 +17,6 @@ from jaxspec.config import ConfigError, DeviceFacts, EngineConfig, Geometry, Ker
 from jaxspec.drafters.base import Drafter, DrafterPlan, ModelParams
 from jaxspec.drafters.registry import plan_drafter
 from jaxspec.drafters.shipped import Shipped, shipped_drafter
-from jaxspec.engine.admission import Encode
 from jaxspec.engine.auto import StepTimes, Verdict, judge, measure_step_s, remembered_times
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.self_test import self_test_kernels
@@ -179,7 +178,7 @@ def _build(
         dtype=dtype,
         device=device,
         make_detokenizer=_detokenizers(tokenizer) if loaded.detokenize else None,
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        tokenizer=tokenizer,
     )
     choices = (
         ("model", checkpoint.name, str(checkpoint.path)),
@@ -224,7 +223,7 @@ def build_engine(
     dtype: str,
     device: Device,
     make_detokenizer: Callable[[Request], Detokenizer] | None,
-    encode: Encode | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> BuiltEngine:
     """Builds the engine of a model and a drafter whose weights are on the device already.
 
@@ -263,7 +262,7 @@ def build_engine(
         {mode: build_steps(geometry, target, drafter, mode=mode) for mode in Mode},
         eos_token_ids=model.eos_token_ids,
         make_detokenizer=make_detokenizer,
-        encode=encode,
+        tokenizer=tokenizer,
         overlap=config.overlap,
         prefix_lookahead=drafter.kv_lookahead if config.enable_prefix_caching else None,
         seed=config.seed,

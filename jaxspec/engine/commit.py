@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+
 from jaxspec.engine.sequence import Sequence
-from jaxspec.request import FinishReason
+from jaxspec.request import FinishReason, Logprob
 
 
-def commit_tokens(seq: Sequence, tokens: list[int], *, finished: bool, stop_ids: set[int]) -> None:
+def commit_tokens(
+    seq: Sequence,
+    tokens: list[int],
+    *,
+    finished: bool,
+    stop_ids: set[int],
+    logprobs: SequenceOf[dict[int, Logprob]] = (),
+) -> None:
     """Appends the committed tokens of one step and finds out whether the request has ended.
 
     The device has cut `tokens` at the first stop id and at the length limit already; a stop
     string ends the request earlier, at the token that completes it, and nothing after is kept.
 
-    finished: what the device says. stop_ids: the request's, EOS included.
+    finished: what the device says. stop_ids: the request's, EOS included. logprobs: an entry a
+    token, or none.
     """
-    for token in tokens:
+    for place, token in enumerate(tokens):
         seq.output_ids.append(token)
+        seq.logprobs += logprobs[place : place + 1]
         if seq.detokenizer is not None:
             if token not in stop_ids:
                 seq.text += seq.detokenizer.push([token])

@@ -20,6 +20,7 @@ from jaxspec.engine.choose import choose_tokens, preceding, token_scores
 from jaxspec.engine.state import DecodeBatch, EngineState, Limits
 from jaxspec.engine.tree_step import lay_out, straighten
 from jaxspec.future_map import NON_FINITE_LOGITS, FutureMap, RelayPayload
+from jaxspec.logprobs import logprob_width, pack_logprobs
 from jaxspec.mode import Mode
 from jaxspec.models.base import Block, Target
 from jaxspec.sampling import greedy_tokens
@@ -95,8 +96,9 @@ def build_stages(
             out = target.forward(params.target, state.kv, block)
         with jax.named_scope("verify"):
             before = preceding(draft, edits.tail, drafter.depth) if mode.edits else None
+            logits = target.logits(params.target, out.hidden)
             predicted, finite = choose_tokens(
-                target.logits(params.target, out.hidden),
+                logits,
                 block.positions + 1,
                 limits,
                 edits,
@@ -136,6 +138,11 @@ def build_stages(
         relay, slot_limits, output = settle(
             relay, state.limits, batch.rows, accepted, resolved.errors, finite
         )
+        if mode.logprobs:
+            told = pack_logprobs(logits, predicted)
+            if path is not None:
+                told = jnp.take_along_axis(told, path[:, : column.shape[1], None], axis=1)
+            output = jnp.concatenate([output, told.reshape(len(output), -1)], axis=1)
         after = EngineState(relay, out.kv, drafter_state, slot_limits)
         if mode.edits:
             appended = state.edits.advance(batch.rows, accepted.tokens, accepted.num_committed)
@@ -161,7 +168,10 @@ def build_decode_step(
     mode: Mode,
     on_publish: OnPublish | None = None,
 ) -> DecodeStep:
-    """Builds (params, DONATED state, packed i32[B, 1 + M]) -> (state, output i32[B, N + 4])."""
+    """Builds (params, DONATED state, packed i32[B, 1 + M]) -> (state, output i32[B, N + 4]).
+
+    In modes with log-probabilities `pack_logprobs` of each position of a path follows, flat.
+    """
     verify_half, ingest_half = build_stages(
         geometry, target, drafter, mode=mode, on_publish=on_publish
     )
@@ -218,7 +228,10 @@ def build_decode_loop(
             outputs = lax.dynamic_update_index_in_dim(outputs, output, step, 0)
             return step + 1, ingest_half(params, state, pending), outputs
 
-        shape = (num_steps, packed.shape[0], drafter.block_size + 4)
+        width = drafter.block_size + 4
+        if mode.logprobs:
+            width += drafter.max_accept_length * logprob_width(geometry.vocab_size)
+        shape = (num_steps, packed.shape[0], width)
         start = (jnp.int32(0), state, jnp.zeros(shape, jnp.int32))
         _, state, outputs = lax.while_loop(some_row_lives, one_step, start)
         return state, outputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,6 @@ from jaxspec.cache.page_pool import OutOfPages, PagePool
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import ModelParams
 from jaxspec.engine.admission import (
-    Encode,
     Tile,
     bucket,
     make_sequence,
@@ -28,8 +27,9 @@ from jaxspec.engine.admission import (
 from jaxspec.engine.commit import commit_tokens
 from jaxspec.engine.draft_input import DraftInput
 from jaxspec.engine.edits import build_start_edits, pack_edits, pack_start
+from jaxspec.engine.logprob_output import DecodeToken, read_logprobs
 from jaxspec.engine.page_table import PageTable
-from jaxspec.engine.sequence import Detokenizer, Sequence
+from jaxspec.engine.sequence import Detokenizer, Sequence, TextCodec
 from jaxspec.engine.state import EngineState, StepOutput
 from jaxspec.engine.steps import Steps
 from jaxspec.future_map import (
@@ -82,7 +82,12 @@ class Dispatch(NamedTuple):
     output: jax.Array  # packed, i32[B, N+4], or i32[k, B, N+4] of a loop
     entries: list[Entry]
     max_commit: int  # rows of KV that it can add to a request
-    is_prefill: bool
+    tiles: Collection[Tile]  # of a prefill
+
+    @property
+    def is_prefill(self) -> bool:
+        """True of a prefill."""
+        return bool(self.tiles)
 
 
 class Engine:
@@ -93,7 +98,7 @@ class Engine:
     steps: the programs of each mode that requests may need.
     make_detokenizer: called per request; None where nobody asks for text.
     prefix_lookahead: `Drafter.kv_lookahead`; None keeps no KV of past texts.
-    encode: text to token ids, for bad words; None where there is no tokenizer.
+    tokenizer: for bad words and the texts of log-probabilities; None where there is none.
     expected_accept_length: a mean below it, once enough was drafted, is worth a warning.
     """
 
@@ -106,7 +111,7 @@ class Engine:
         *,
         eos_token_ids: tuple[int, ...] = (),
         make_detokenizer: Callable[[Request], Detokenizer] | None = None,
-        encode: Encode | None = None,
+        tokenizer: TextCodec | None = None,
         overlap: bool = True,
         prefix_lookahead: int | None = None,
         seed: int = 0,
@@ -117,7 +122,7 @@ class Engine:
         self._params, self._state, self._steps = params, state, steps
         self._eos_token_ids = eos_token_ids
         self._make_detokenizer = make_detokenizer
-        self._encode = encode
+        self._tokenizer = tokenizer
         self._overlap = overlap
         self._seed = seed
         self._expected_accept_length = expected_accept_length
@@ -155,7 +160,7 @@ class Engine:
             key=request_key(request.params.seed, self._seed, self._num_requests),
             num_usable_pages=self._pages.pool.num_usable,
             detokenizer=self._make_detokenizer(request) if self._make_detokenizer else None,
-            encode=self._encode,
+            tokenizer=self._tokenizer,
         )
         self._num_requests += 1
         self._by_id[request.request_id] = seq
@@ -274,7 +279,7 @@ class Engine:
         entries = {}
         for row, tile in enumerate(tiles):
             entries[tile.seq.slot] = Entry(tile.seq, row if tile.is_final else None)
-        self._launch("prefill", packed, list(entries.values()), max_commit=1)
+        self._launch("prefill", packed, list(entries.values()), max_commit=1, tiles=tiles)
         self.stats.num_prefill_steps += 1
         self._prefilling = [seq for seq in self._prefilling if seq.num_prefilled < seq.prefill_len]
         started = [entry.seq for entry in entries.values() if entry.row is not None]
@@ -340,15 +345,22 @@ class Engine:
         return length + 1 + seq.num_in_flight < seq.max_len
 
     def _launch(
-        self, kind: str, packed: np.ndarray, entries: list[Entry], *, max_commit: int
+        self,
+        kind: str,
+        packed: np.ndarray,
+        entries: list[Entry],
+        *,
+        max_commit: int,
+        tiles: Collection[Tile] = (),
     ) -> None:
-        mode = max(entry.seq.request.params.mode for entry in entries)
+        asked = [entry.seq.request.params for entry in entries]
+        mode = max(params.prefill_mode if tiles else params.mode for params in asked)
         output = self._call(kind, packed, mode)
         output.copy_to_host_async()
         for seq, _ in entries:
             seq.num_in_flight += 1
             self._in_flight_rows[seq.slot] += max_commit
-        self._in_flight.append(Dispatch(output, entries, max_commit, kind == "prefill"))
+        self._in_flight.append(Dispatch(output, entries, max_commit, tiles))
 
     def _call(self, kind: str, packed: np.ndarray, mode: Mode) -> jax.Array:
         """Runs a program; those of modes without edits never see the edits' rows."""
@@ -377,7 +389,12 @@ class Engine:
         packed = np.asarray(dispatch.output)
         now = time.perf_counter()
         self.stats.wait_s += now - before
-        output = StepOutput.unpack(packed if packed.ndim == 3 else packed[None])
+        block_size = 1 if dispatch.is_prefill else self.geometry.block_size
+        output = StepOutput.unpack(
+            packed if packed.ndim == 3 else packed[None], block_size, self.geometry.vocab_size
+        )
+        for row, tile in enumerate(dispatch.tiles):
+            self._keep_prompt_logprobs(tile, output.logprobs[0, row, 1:])
         faults = []
         for seq, row in dispatch.entries:
             seq.num_in_flight -= 1
@@ -392,6 +409,24 @@ class Engine:
             if seq.is_over and seq.slot and not seq.num_in_flight:
                 self._release(seq)
         return faults
+
+    def _keep_prompt_logprobs(self, tile: Tile, columns: np.ndarray) -> None:
+        """Keeps what a tile tells of the prompt; one that was preempted has told some before."""
+        seq, num_top = tile.seq, tile.seq.request.params.prompt_logprobs
+        if num_top is None or seq.is_over:
+            return
+        first = len(seq.prompt_logprobs) + 1
+        tokens = seq.request.prompt_token_ids[first : tile.start + tile.num_tokens + 1]
+        columns = columns[first - tile.start - 1 :]
+        seq.prompt_logprobs += read_logprobs(columns, list(tokens), num_top, self._token_text)
+
+    @property
+    def _token_text(self) -> DecodeToken | None:
+        """The text of a single token, where there is a tokenizer."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return None
+        return lambda token: tokenizer.decode([token], skip_special_tokens=False)
 
     def _commit(
         self, seq: Sequence, result: StepOutput, is_prefill: bool, now: float, faults: list[str]
@@ -408,11 +443,15 @@ class Engine:
         if seq.metrics.first_token_s is None:
             seq.metrics.first_token_s = now
         num_before = len(seq.output_ids)
+        tokens, logprobs = result.tokens[:count].tolist(), []
+        if (num_top := seq.request.params.logprobs) is not None:
+            logprobs = read_logprobs(result.logprobs, tokens, num_top, self._token_text)
         commit_tokens(
             seq,
-            result.tokens[:count].tolist(),
+            tokens,
             finished=bool(result.finished),
             stop_ids=stop_ids_of(seq.request, self._eos_token_ids),
+            logprobs=logprobs,
         )
         if not is_prefill and count:
             # A stop string may have cut off tokens that the device committed.

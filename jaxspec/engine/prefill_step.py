@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxspec.cache.kv_pages import kv_locs_at, to_null_page
 from jaxspec.config import Geometry
@@ -16,6 +17,7 @@ from jaxspec.engine.decode_step import settle
 from jaxspec.engine.state import EngineState, PrefillBatch
 from jaxspec.future_map import RelayPayload, token_dtype
 from jaxspec.logit_edits import preceding_in_chain
+from jaxspec.logprobs import pack_logprobs
 from jaxspec.mode import Mode
 from jaxspec.models.base import Block, Target
 from jaxspec.verify import verify
@@ -30,7 +32,9 @@ def build_prefill_step(
     """Builds (params, DONATED state, packed i32[B, W]) -> (state, output i32[B, 1 + 4]).
 
     A tile's row of output counts only where the prompt ends in that tile: its first token, cut
-    at stop ids and limits like any other. A chunk of a longer prompt has no final tile.
+    at stop ids and limits like any other. A chunk of a longer prompt has no final tile. In modes
+    with log-probabilities `pack_logprobs` of that token follows, and then, for prompts, of the
+    token behind each of the tile's, flat.
     """
 
     def prefill_step(
@@ -57,8 +61,9 @@ def build_prefill_step(
         last_ids = jnp.take_along_axis(batch.token_ids, last, axis=1)
         edits = state.edits.of(batch.rows) if mode.edits else None
         before = preceding_in_chain(last_ids, edits.tail) if mode.edits else None
+        logits = target.logits(params.target, hidden)
         predicted, finite = choose_tokens(
-            target.logits(params.target, hidden),
+            logits,
             last_positions + 1,
             batch.limits,
             edits,
@@ -79,10 +84,11 @@ def build_prefill_step(
         relay = state.future_map.release(rows).publish(rows, accepted.new_lens)
         following = jnp.where(batch.is_final, accepted.bonus, batch.next_ids.astype(token_dtype()))
         next_ids = jnp.roll(batch.token_ids, -1, axis=1)
+        next_ids = jnp.where(column == last, following[:, None], next_ids)
         ingested = IngestBatch(
             rows=batch.rows,
             block=block,
-            next_ids=jnp.where(column == last, following[:, None], next_ids),
+            next_ids=next_ids,
             features=out.features,
             num_valid=jnp.where(batch.rows == 0, 0, batch.num_valid),
             is_first=batch.is_first,
@@ -93,6 +99,18 @@ def build_prefill_step(
         limits = state.limits.put(rows, batch.limits)
         settled = settle(relay, limits, rows, accepted, jnp.zeros_like(rows), finite)
         relay, limits, output = settled
+        told = []
+        if mode.logprobs:
+            told.append(pack_logprobs(logits, predicted)[:, 0])
+        if mode is Mode.PROMPT_LOGPROBS:
+            # A tile at a time: logits of all tokens of all tiles would not fit.
+            def of_tile(tile: tuple[jax.Array, jax.Array]) -> jax.Array:
+                hidden, ids = tile
+                return pack_logprobs(target.logits(params.target, hidden[None]), ids[None])[0]
+
+            of_prompt = lax.map(of_tile, (out.hidden, next_ids))
+            told.append(of_prompt.reshape(len(output), -1))
+        output = jnp.concatenate([output, *told], axis=1)
         after = EngineState(relay, out.kv, drafter_state, limits)
         if mode.edits:
             appended = state.edits.advance(rows, accepted.tokens, accepted.num_committed)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxspec.request import (
     CompletionOutput,
     FinishReason,
+    Logprob,
     Request,
     RequestMetrics,
     RequestOutput,
@@ -24,6 +25,16 @@ class Detokenizer(Protocol):
 
     def flush(self) -> str:
         """Returns what is left at the end."""
+
+
+class TextCodec(Protocol):
+    """What the engine asks of a tokenizer beside detokenizers."""
+
+    def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
+        """Text of token ids."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +56,8 @@ class Sequence:
     is_preempted: bool = False  # another `Sequence` goes on with the request
     num_cached_tokens: int | None = None  # of the prompt, when it first ran
     output_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # where asked for
+    prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # the first has none
     text: str = ""
     num_unstoppable_chars: int = 0  # a stop string that ends among them came before min_tokens
     finish_reason: FinishReason | None = None
@@ -93,9 +106,22 @@ class Sequence:
 
     def output(self) -> RequestOutput:
         """The request as its caller sees it now."""
+        params, logprobs, total = self.request.params, None, None
+        if params.logprobs is not None:
+            logprobs = list(self.logprobs)
+            total = sum(
+                entry[token].logprob for entry, token in zip(logprobs, self.output_ids, strict=True)
+            )
         completion = CompletionOutput(
-            0, self.settled_text(), list(self.output_ids), self.finish_reason, self.stop_reason
+            0,
+            self.settled_text(),
+            list(self.output_ids),
+            self.finish_reason,
+            self.stop_reason,
+            logprobs,
+            total,
         )
+        of_prompt = None if params.prompt_logprobs is None else [None, *self.prompt_logprobs]
         return RequestOutput(
             self.request.request_id,
             self.request.prompt,
@@ -105,6 +131,7 @@ class Sequence:
             self.metrics,
             self.error,
             self.num_cached_tokens or 0,
+            of_prompt,
         )
 
     def preempt(self) -> Sequence:

@@ -13,6 +13,7 @@ from jaxspec.config import Geometry
 from jaxspec.drafters.base import Drafter
 from jaxspec.future_map import FutureMap, token_dtype
 from jaxspec.logit_edits import EditRows
+from jaxspec.logprobs import logprob_width
 from jaxspec.models.base import Target
 from jaxspec.sampling import SamplingRows
 from jaxspec.verify import Bounds
@@ -90,7 +91,8 @@ class StepOutput(NamedTuple):
     """All the host ever reads of a step, unpacked from one small array.
 
     tokens: i32[..., B, N]. num_committed, num_accepted, errors: i32[..., B].
-    finished: bool[..., B].
+    finished: bool[..., B]. logprobs: i32[..., B, n, 2 + 2K] of the first tokens, where the mode has
+    them, else n is 0; of a prefill, those behind the tile's tokens follow.
     """
 
     tokens: np.ndarray
@@ -98,18 +100,23 @@ class StepOutput(NamedTuple):
     num_accepted: np.ndarray
     finished: np.ndarray
     errors: np.ndarray
+    logprobs: np.ndarray
 
     @classmethod
-    def unpack(cls, packed: np.ndarray) -> StepOutput:
-        """packed: i32[..., B, N+4], columns as `kernels_pallas.accept` packs them."""
-        *_, width = packed.shape
-        n = width - 4
+    def unpack(cls, packed: np.ndarray, block_size: int, vocab_size: int) -> StepOutput:
+        """packed: i32[..., B, N+4+n*(2+2K)], as `kernels_pallas.accept` and `pack_logprobs` pack.
+
+        block_size: N, 1 of a prefill.
+        """
+        n = block_size
+        width = logprob_width(vocab_size)
         return cls(
             packed[..., :n],
             packed[..., n],
             packed[..., n + 1],
             packed[..., n + 2] != 0,
             packed[..., n + 3],
+            packed[..., n + 4 :].reshape(*packed.shape[:-1], -1, width),
         )
 
     def row(self, step: int, row: int) -> StepOutput:

@@ -29,6 +29,8 @@ def warmup(
     for mode in modes:
         for size in geometry.prefill_buckets:
             jobs.append((mode, "prefill", empty_prefill_batch(size, geometry)))
+        if mode is Mode.PROMPT_LOGPROBS:
+            continue
         for size in geometry.batch_buckets:
             packed = np.zeros((size, 1 + geometry.pages_per_slot), np.int32)
             jobs.append((mode, "decode", packed))

@@ -14,7 +14,7 @@ EOS = 9
 
 def sequence(**params):
     request = Request("r", (1, 2), SamplingParams(**params))
-    return Sequence(request, 99, None, RequestMetrics(), PieceDetokenizer(PIECES))
+    return Sequence(request, 99, None, RequestMetrics(), None, detokenizer=PieceDetokenizer(PIECES))
 
 
 def commit(seq, tokens, *, finished=False, stop_ids=(EOS,)):

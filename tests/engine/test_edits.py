@@ -14,7 +14,7 @@ from jaxspec.engine.admission import bad_word_ids
 from jaxspec.logit_edits import preceding_in_chain, preceding_in_tree
 from jaxspec.mode import Mode
 from jaxspec.request import RequestError
-from tests.fakes import EOS, letters
+from tests.fakes import EOS, LetterTokenizer, letters
 from tests.harness import (
     SCRIPT,
     check,
@@ -156,15 +156,18 @@ def test_edits_that_no_slot_holds_are_refused(edit, message):
 
 def test_bad_words_need_a_tokenizer():
     engine = make_engine()
-    engine._encode = None
+    engine._tokenizer = None
     message = "bad_words is ('x',), which needs a tokenizer; give the engine one"
     with pytest.raises(RequestError, match="^" + re.escape(message) + "$"):
         engine.add_request(request("a", [1], bad_words="x"))
 
 
 def test_a_bad_word_is_meant_with_and_without_a_space_before_it():
-    spelled = {"ab": [1, 2], " ab": [3], "c": [4], " c": [4]}
-    assert bad_word_ids((" ab", "c"), spelled.__getitem__) == [(1, 2), (3,), (4,)]
+    class Spelling(LetterTokenizer):
+        def encode(self, text, *, add_special_tokens):
+            return {"ab": [1, 2], " ab": [3], "c": [4], " c": [4]}[text]
+
+    assert bad_word_ids((" ab", "c"), Spelling()) == [(1, 2), (3,), (4,)]
 
 
 def test_a_batch_in_which_no_token_is_allowed_ends_in_an_error():

@@ -98,7 +98,7 @@ def test_a_decode_batch_is_rows_and_their_pages():
 
 def test_the_output_is_read_by_columns():
     packed = np.array([[[5, 6, 0, 2, 1, 1, 8], [0, 0, 0, 0, 0, 0, 0]]], np.int32)
-    output = StepOutput.unpack(packed)
+    output = StepOutput.unpack(packed, 3, VOCAB)
     chex.assert_shape(output.tokens, (1, 2, 3))
     row = output.row(0, 0)
     assert row.tokens.tolist() == [5, 6, 0]
