@@ -190,12 +190,8 @@ def resolve(
     Raises:
         ConfigError: the settings contradict the model or the memory.
     """
+    check_model_len(config, model_max_len)
     max_model_len = config.max_model_len or model_max_len
-    if max_model_len > model_max_len:
-        raise ConfigError(
-            f"max_model_len is {max_model_len}, but the model's positions end at {model_max_len}; "
-            "lower it"
-        )
     most_drafts = block_size - 1 if tree_depth is None else tree_depth
     if config.force_accept is not None and config.force_accept > most_drafts:
         kind = f"a block of {block_size}" if tree_depth is None else "a path of the tree"
@@ -235,6 +231,15 @@ def resolve(
         force_accept=config.force_accept,
         poison=config.poison,
     )
+
+
+def check_model_len(config: EngineConfig, model_max_len: int) -> None:
+    """Raises ConfigError for a max_model_len beyond the positions that the model knows."""
+    if config.max_model_len is not None and config.max_model_len > model_max_len:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but the model's positions end at "
+            f"{model_max_len}; lower it"
+        )
 
 
 def _pool_pages(

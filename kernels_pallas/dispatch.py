@@ -19,6 +19,7 @@ import jax
 
 import kernels_pallas
 
+AUTO = "auto"
 XLA = "xla"
 INTERPRET = "_interpret"  # "triton_interpret": the kernel run by JAX op by op, for tests on a CPU
 
@@ -110,9 +111,7 @@ def function(op: str) -> Callable[..., Any]:
     return getattr(op_module(op), op)
 
 
-def pick(
-    op: str, *, requested: str = "auto", device: Device | None = None, **shapes: Any
-) -> Choice:
+def pick(op: str, *, requested: str = AUTO, device: Device | None = None, **shapes: Any) -> Choice:
     """Chooses the implementation of an op; called once, at start, never while tracing.
 
     Args:
@@ -129,7 +128,7 @@ def pick(
     backends: Mapping[str, Callable[[Device, Shapes], str | None]] = op_module(op).BACKENDS
     if requested == XLA:
         return Choice(XLA, "asked for")
-    if requested != "auto":
+    if requested != AUTO:
         return _explicit(op, requested, device, shapes, backends)
     refusals = []
     for name, refuses in backends.items():
@@ -143,7 +142,7 @@ def pick(
 def _explicit(op, requested, device, shapes, backends) -> Choice:
     name = requested.removesuffix(INTERPRET)
     if name not in backends:
-        raise _unknown_implementation(op, requested)
+        raise _unknown_implementation(op, requested, AUTO)
     if requested.endswith(INTERPRET):
         # The kernel's own limits still hold; the device's do not.
         stand_in = Device("gpu", "interpreter", MOSAIC_MIN_CAPABILITY)
@@ -170,8 +169,8 @@ def parse(op: str, implementation: str) -> tuple[str, bool]:
     raise _unknown_implementation(op, implementation)
 
 
-def _unknown_implementation(op: str, implementation: str) -> UnsupportedKernel:
-    known = [XLA]
+def _unknown_implementation(op: str, implementation: str, *others: str) -> UnsupportedKernel:
+    known = [*others, XLA]
     for name in op_module(op).BACKENDS:
         known += [name, name + INTERPRET]
     return UnsupportedKernel(f"{op}: {implementation=} is unknown; take one of {', '.join(known)}")

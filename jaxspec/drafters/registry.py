@@ -46,13 +46,7 @@ def plan_drafter(
         ModelFileError: the checkpoint is missing, unsupported or unfit for the target.
         ConfigError: the settings do not suit the drafter.
     """
-    assert config.drafter != "auto", "assemble decides what auto means"
-    checkpoint: Path | None = None
-    name = config.drafter
-    if name not in MODEL_FREE:
-        checkpoint = shipped_checkpoint(name, config.model)
-        checkpoint = checkpoint or find_drafter(name, progress=progress)
-        name = detect_drafter(checkpoint)
+    name, checkpoint = locate_drafter(config, progress=progress)
     if config.tree_nodes is not None and name in CHAINS_ONLY:
         raise ConfigError(
             f"tree_nodes is {config.tree_nodes}, but the drafter {name} drafts chains only; leave "
@@ -60,3 +54,19 @@ def plan_drafter(
         )
     plan = DRAFTERS[name](DrafterSetup(config, target, dtype, checkpoint, token_id))
     return name, plan
+
+
+def locate_drafter(
+    config: EngineConfig, *, progress: Progress = no_progress
+) -> tuple[str, Path | None]:
+    """The kind of the drafter that the settings name, and its checkpoint where it has one.
+
+    Raises:
+        ModelFileError: there is no such checkpoint, or its kind is not supported.
+    """
+    assert config.drafter != "auto", "assemble decides what auto means"
+    if config.drafter in MODEL_FREE:
+        return config.drafter, None
+    checkpoint = shipped_checkpoint(config.drafter, config.model)
+    checkpoint = checkpoint or find_drafter(config.drafter, progress=progress)
+    return detect_drafter(checkpoint), checkpoint

@@ -13,9 +13,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import ConfigError, DeviceFacts, EngineConfig, Geometry, Kernels, resolve
+from jaxspec.config import (
+    ConfigError,
+    DeviceFacts,
+    EngineConfig,
+    Geometry,
+    Kernels,
+    check_model_len,
+    resolve,
+)
 from jaxspec.drafters.base import Drafter, DrafterPlan, ModelParams
-from jaxspec.drafters.registry import plan_drafter
+from jaxspec.drafters.registry import locate_drafter, plan_drafter
 from jaxspec.drafters.shipped import Shipped, shipped_drafter
 from jaxspec.engine.auto import StepTimes, Verdict, judge, measure_step_s, remembered_times
 from jaxspec.engine.engine import Engine
@@ -105,6 +113,11 @@ def assemble(
     device = Device.current()
     refuse_old_gpu_jax(device.platform, jax.__version_info__)
     opened = opened or open_model(config, cache_dir=cache_dir, on_progress=on_progress)
+    # What can be refused by headers alone, before the minutes that weights may take.
+    check_model_len(config, opened.checkpoint.config.max_position_embeddings)
+    pick("accept", requested=config.kernels, device=device)
+    if config.drafter != "auto":
+        locate_drafter(config, progress=on_progress)
     dtype, dtype_reason = choose_dtype(config.dtype, device)
     loaded = Loaded(
         *opened,

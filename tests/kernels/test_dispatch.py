@@ -81,7 +81,7 @@ def test_an_explicit_choice_is_taken():
             "accept: implementation 'triton' cannot run on Tesla T4, since compute capability "
             "7.5 < 8.0; take 'auto' or 'xla'",
         ),
-        ("mosaic_gpu", "implementation='mosaic_gpu' is unknown; take one of xla, triton,"),
+        ("mosaic_gpu", "implementation='mosaic_gpu' is unknown; take one of auto, xla, triton,"),
         ("xla_interpret", "implementation='xla_interpret' is unknown"),
     ],
 )
