@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from jaxspec.checks import check_field_types
+from jaxspec.mode import Mode
 
 MAX_STOP_IDS = 16
 MAX_LOGPROBS = 20  # likeliest tokens a position, as the OpenAI API allows
@@ -68,6 +69,11 @@ class EngineConfig:
     ngram_max: int = _option(4, "longest n-gram that the ngram drafter looks up")
     draft_window: int | None = _option(None, "committed tokens that the drafter sees at most")
     decode_steps: int | None = _option(None, "decode steps in one dispatch, when nobody waits")
+    warm_up: tuple[str, ...] = _option(
+        ("greedy", "sampled"),
+        "compile before serving: greedy, sampled, edited (penalties, bias, min_tokens, bad "
+        "words), logprobs, prompt_logprobs; others compile when first asked for",
+    )
     overlap: bool = _option(True, "dispatch a step before the result of the last is known")
     kernels: str = _option("auto", "auto, xla or triton: implementation of every kernel op")
     seed: int = _option(0, "seed of requests that name none")
@@ -79,6 +85,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_field_types(self, ConfigError)
         _choice("dtype", self.dtype, DTYPES)
+        for name in self.warm_up:
+            _choice("warm_up", name, tuple(mode.name.lower() for mode in Mode))
+        object.__setattr__(self, "warm_up", tuple(self.warm_up))
         for name in ("max_num_seqs", "max_num_batched_tokens", "ngram_max"):
             _at_least(name, getattr(self, name), 1)
         for name in ("max_model_len", "kv_cache_tokens", "draft_window", "decode_steps"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from jaxspec.copies import Copies
 from jaxspec.engine.engine import Engine
 from jaxspec.future_map import RelayError
 from jaxspec.interrupts import held_back_interrupts
@@ -23,6 +24,7 @@ class Inbox:
         self._names = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}
         self._dropped: list[str] = []
+        self._copies: dict[str, Copies] = {}  # of the requests that are answered several times
 
     def add(
         self,
@@ -41,9 +43,13 @@ class Inbox:
         try:
             for prompt, params in zip(prompts, all_params, strict=True):
                 name = str(next(self._names))
-                self._engine.add_request(Request(name, prompt.token_ids, params, prompt.text))
-                self._latest[name] = None
+                request = Request(name, prompt.token_ids, params, prompt.text)
                 names.append(name)
+                self._latest[name] = None
+                if params.n > 1:
+                    self._copies[name] = Copies(request)
+                for each in self._requests_of(name, request):
+                    self._engine.add_request(each)
         except BaseException:
             for name in names:
                 self.forget(name)
@@ -67,6 +73,7 @@ class Inbox:
             except RelayError as error:
                 # The faulty requests say so themselves; the others go on.
                 outputs = error.outputs
+            outputs = self._put_together(outputs)
             for output in outputs:
                 if output.request_id in self._latest:
                     self._latest[output.request_id] = output
@@ -74,18 +81,41 @@ class Inbox:
 
     def abort(self, request_id: str) -> None:
         """Ends a request; whoever waits for it is told. Nothing happens where it is over."""
-        output = self._engine.abort(request_id)
-        if output is not None and request_id in self._latest:
-            self._latest[request_id] = output
+        ended = map(self._engine.abort, self._names_of(request_id))
+        for output in self._put_together([each for each in ended if each is not None]):
+            if request_id in self._latest:
+                self._latest[request_id] = output
 
     def forget(self, request_id: str) -> None:
         """Ends a request that nobody waits for any more."""
-        self._engine.abort(request_id)
+        for name in self._names_of(request_id):
+            self._engine.abort(name)
+        self._copies.pop(request_id, None)
         self._latest.pop(request_id, None)
 
     def forget_later(self, request_id: str) -> None:
         """As `forget`, with the next step: may be called at any time, in the middle of one too."""
         self._dropped.append(request_id)
+
+    def _requests_of(self, name: str, request: Request) -> list[Request]:
+        return self._copies[name].requests if name in self._copies else [request]
+
+    def _names_of(self, name: str) -> list[str]:
+        """What the engine calls a request."""
+        if name not in self._copies:
+            return [name]
+        return [each.request_id for each in self._copies[name].requests]
+
+    def _put_together(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
+        """The outputs of requests, those of several answers to one made one."""
+        together: dict[str, RequestOutput] = {}
+        for output in outputs:
+            name = output.request_id.partition("/")[0]
+            if name in self._copies:
+                self._copies[name].hear(output)
+                output = self._copies[name].output()
+            together[output.request_id] = output
+        return list(together.values())
 
     @property
     def is_empty(self) -> bool:

@@ -13,6 +13,7 @@ from jaxspec.engine.assemble import Assembled, OpenedModel, assemble
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.warmup import warmup
 from jaxspec.inbox import Inbox
+from jaxspec.mode import Mode
 from jaxspec.progress import ProgressDisplay
 from jaxspec.prompts import (
     Conversation,
@@ -52,11 +53,11 @@ class LLM:
         on_progress: Progress | None = None,
         **options: Any,
     ):
-        """Loads the model and compiles every program.
+        """Loads the model and compiles its programs.
 
         Args:
             model: alias, folder, Hugging Face repo id or .gguf file.
-            lazy: compile a program only once a request needs it.
+            lazy: compile a program only once a request needs it; else those of `warm_up` now.
             cache_dir: keeps the default model and compiled programs; by default ~/.cache/jaxspec.
             compilation_cache: keep compiled programs there, unless jax has a cache already.
             on_progress: told what takes long; by default a bar on stderr.
@@ -118,7 +119,8 @@ class LLM:
         with nullcontext(on_progress) if on_progress else ProgressDisplay() as progress:
             assembled = assemble(config, cache_dir=cache_dir, on_progress=progress, opened=opened)
             if not lazy:
-                warmup(assembled.engine, on_progress=progress)
+                modes = [mode for mode in Mode if mode.name.lower() in config.warm_up]
+                warmup(assembled.engine, modes=modes, on_progress=progress)
         self.config = config
         self.assembled: Assembled = assembled
         self._inbox = Inbox(assembled.engine)

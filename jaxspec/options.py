@@ -114,7 +114,8 @@ def _add_option(parser: argparse._ActionsContainer, each: Field, hint: Any, defa
     flag = "--" + each.name.replace("_", "-")
     text = each.metadata["help"].replace("%", "%%")
     if default is not None and default != ():
-        text += f" (default: {str(default).lower() if isinstance(default, bool) else default})"
+        shown = ", ".join(map(str, default)) if isinstance(default, tuple) else default
+        text += f" (default: {str(default).lower() if isinstance(default, bool) else shown})"
     common: dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS, "help": text}
     if hint is bool:
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **common)

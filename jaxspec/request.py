@@ -12,11 +12,7 @@ from jaxspec.mode import Mode
 
 DEFAULT_MAX_TOKENS = 16
 MAX_SEED = 2**64 - 1
-
-# Fields of vLLM's SamplingParams that are accepted only at the value that changes nothing.
-_NEUTRAL_ONLY = {
-    "n": 1,
-}
+MAX_COPIES = 128
 
 
 def _option(default: Any, help: str) -> Any:
@@ -44,8 +40,9 @@ class SamplingParams:
         RequestError: a value is out of range, contradicts another, or names a feature that is
             not supported; nothing is ignored.
 
-    Fields without a help text are accepted at their default only. max_tokens None: up to the
-    context length.
+    max_tokens None: up to the context length. n, logprobs and prompt_logprobs change what comes
+    back, not the text of one answer, and logit_bias is no text, so the command line has none of
+    them.
     """
 
     temperature: float = _option(1.0, "0 takes the likeliest token, higher varies more")
@@ -67,7 +64,7 @@ class SamplingParams:
     min_tokens: int = _option(0, "tokens before which nothing ends the answer")
     bad_words: tuple[str, ...] = _option((), "text that the answer never holds")
     logit_bias: dict[int, float] | None = None
-    n: int = 1
+    n: int = 1  # answers to the prompt
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
@@ -104,13 +101,13 @@ class SamplingParams:
                 raise RequestError(
                     f"{name} is {count}; it must be between 0 and {MAX_LOGPROBS}, or None for none"
                 )
-        for name, neutral in _NEUTRAL_ONLY.items():
-            value = getattr(self, name)
-            empty = isinstance(value, (dict, list, tuple)) and not value
-            if value != neutral and not (neutral is None and empty):
-                raise RequestError(
-                    f"{name} is {value!r}, which is not supported; leave it at {neutral!r}"
-                )
+        if not 1 <= self.n <= MAX_COPIES:
+            raise RequestError(f"n is {self.n}; it must be between 1 and {MAX_COPIES}")
+        if self.n > 1 and self.greedy:
+            raise RequestError(
+                f"n is {self.n}, but temperature 0 makes all copies equal; raise temperature or "
+                "leave n at 1"
+            )
 
     def _check_edits(self) -> None:
         """Refuses what cannot be meant by the fields that change logits."""
@@ -184,12 +181,13 @@ def sampling_params_fields() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and what is wanted of it."""
+    """One prompt and what is wanted of it; copy_index: which of several answers to it."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     prompt: str | None = None
+    copy_index: int = 0
 
 
 @dataclass(slots=True)
@@ -248,7 +246,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request as its caller sees it, cumulative; `outputs` has one entry.
+    """A request as its caller sees it, cumulative; `outputs` has `SamplingParams.n` entries.
 
     num_cached_tokens: prompt tokens whose KV the prefix cache had. prompt_logprobs: an entry a
     token of the prompt, None for the first, where they were asked for.

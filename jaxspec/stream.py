@@ -14,13 +14,15 @@ from jaxspec.request import RequestOutput
 class Delta:
     """What a stream adds.
 
-    output: the request so far, with its counts and times; at the end, why it ended.
+    finished: nothing more of this answer comes. output: the request so far, with its counts and
+    times; at the end, why it ended. index: of the answer, where there are several.
     """
 
     text: str
     token_ids: list[int]
     finished: bool
     output: RequestOutput
+    index: int = 0
 
 
 class Stream(Iterator[Delta]):
@@ -33,8 +35,8 @@ class Stream(Iterator[Delta]):
         self.request_id = request_id
         self.output: RequestOutput | None = None
         self._inbox = inbox
-        self._num_chars = 0
-        self._num_tokens = 0
+        self._shown: dict[int, tuple[int, int]] = {}  # answer -> characters and tokens
+        self._finished: set[int] = set()
         self._over = False
 
     def __next__(self) -> Delta:
@@ -51,21 +53,24 @@ class Stream(Iterator[Delta]):
         raise StopIteration
 
     def _advance(self) -> Delta | None:
-        """What has come since the last delta."""
+        """What has come since the last delta of some answer."""
         output = self._inbox.latest(self.request_id)
         if output is None:
             return None
         self.output = output
-        completion = output.outputs[0]
-        text = completion.text[self._num_chars :]
-        token_ids = completion.token_ids[self._num_tokens :]
-        if not (text or token_ids or output.finished):
-            return None
-        self._num_chars += len(text)
-        self._num_tokens += len(token_ids)
-        if output.finished:
-            self.close()
-        return Delta(text, token_ids, output.finished, output)
+        for completion in output.outputs:
+            index, finished = completion.index, completion.finish_reason is not None
+            num_chars, num_tokens = self._shown.get(index, (0, 0))
+            text, token_ids = completion.text[num_chars:], completion.token_ids[num_tokens:]
+            if not (text or token_ids or finished) or index in self._finished:
+                continue
+            self._shown[index] = (len(completion.text), len(completion.token_ids))
+            if finished:
+                self._finished.add(index)
+            if len(self._finished) == len(output.outputs):
+                self.close()
+            return Delta(text, token_ids, finished, output, index)
+        return None
 
     def close(self) -> None:
         """Ends the stream, and the request where it still runs."""

@@ -191,7 +191,9 @@ def expected(asked: Request) -> oracle.Expected:
     """What plain decoding in plain Python makes of a request."""
     prompt, key = list(asked.prompt_token_ids), repr(asked)
     if key not in _EXPECTED:
-        _EXPECTED[key] = oracle.decode(prompt, asked.params, max_model_len=CONTEXT)
+        _EXPECTED[key] = oracle.decode(
+            prompt, asked.params, max_model_len=CONTEXT, copy_index=asked.copy_index
+        )
     return _EXPECTED[key]
 
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.engine.admission import request_key
 from jaxspec.request import SamplingParams
 from jaxspec.sampling import SamplingRows, sample_tokens
 from tests.fakes import EOS, MODULUS, NUM_STATES, checksum, encode_letters, make_table
@@ -77,6 +76,14 @@ def edited_logits(
     return logits
 
 
+@functools.cache
+def key_of(seed: int, copy_index: int) -> jax.Array:
+    """u32[2] of an answer's noise."""
+    words = jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    return jax.random.key_data(jax.random.fold_in(key, copy_index))
+
+
 def next_token(
     tokens: list[int],
     params: SamplingParams,
@@ -84,6 +91,7 @@ def next_token(
     num_prompt: int,
     eos_token_ids: tuple[int, ...] = (EOS,),
     table_seed: int = 0,
+    copy_index: int = 0,
 ) -> int:
     """The toy target's choice after `tokens`."""
     logits = raw_logits(tokens, table_seed=table_seed)
@@ -95,7 +103,7 @@ def next_token(
         top_k=jnp.asarray([max(params.top_k, 0)], jnp.int32),
         top_p=jnp.asarray([params.top_p], jnp.float32),
         min_p=jnp.asarray([params.min_p], jnp.float32),
-        key=jnp.asarray(request_key(params.seed, 0, 0)[None]),
+        key=key_of(params.seed, copy_index)[None],
     )
     position = jnp.asarray([[len(tokens)]], jnp.int32)
     return int(_sample(jnp.asarray(logits)[None, None], position, rows)[0, 0])
@@ -108,6 +116,7 @@ def decode(
     max_model_len: int,
     eos_token_ids: tuple[int, ...] = (EOS,),
     table_seed: int = 0,
+    copy_index: int = 0,
 ) -> Expected:
     """Decodes token by token until a stop id or a limit."""
     stop = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
@@ -122,6 +131,7 @@ def decode(
             num_prompt=len(prompt),
             eos_token_ids=eos_token_ids,
             table_seed=table_seed,
+            copy_index=copy_index,
         )
         tokens.append(token)
         out.append(token)

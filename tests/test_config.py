@@ -1,6 +1,7 @@
 """What the user says, what is decided from it, and what is refused."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -194,3 +195,11 @@ def test_weights_that_leave_no_memory_are_refused():
         match=r"but 0.00 GB beside the weights \(gpu_memory_utilization 0.9\) gives 0; lower",
     ):
         decide(device=GPU, weight_bytes=20 << 30)
+
+
+def test_an_unknown_kind_of_batch_to_compile_for_is_refused():
+    message = (
+        "warm_up is 'logits'; it must be one of greedy, sampled, edited, logprobs, prompt_logprobs"
+    )
+    with pytest.raises(ConfigError, match="^" + re.escape(message)):
+        EngineConfig(warm_up=("greedy", "logits"))

@@ -37,6 +37,8 @@ RANGES = [
     ("logprobs", -1, "it must be between 0 and 20, or None for none"),
     ("logprobs", 21, "it must be between 0 and 20, or None for none"),
     ("prompt_logprobs", 21, "it must be between 0 and 20, or None for none"),
+    ("n", 0, "it must be between 1 and 128"),
+    ("n", 129, "it must be between 1 and 128"),
     ("max_tokens", -3, "it must be at least 1, or None for as many as the context holds"),
 ]
 
@@ -102,22 +104,6 @@ def test_a_value_at_the_edge_is_taken(name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("n", 2),
-    ],
-    ids=str,
-)
-def test_what_is_not_supported_is_refused_not_ignored(name, value):
-    """The part of F23 that needs no penalties: nothing is dropped in silence."""
-    with pytest.raises(
-        RequestError,
-        match="^" + re.escape(f"{name} is {value!r}, which is not supported; leave it at "),
-    ):
-        SamplingParams(**{name: value})
-
-
-@pytest.mark.parametrize(
     "nothing",
     [
         {"logit_bias": {}},
@@ -159,6 +145,10 @@ def test_logprobs_ask_for_their_programs_where_they_are_needed():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
+        (
+            dict(n=2, temperature=0),
+            "n is 2, but temperature 0 makes all copies equal; raise temperature or leave n at 1",
+        ),
         (
             dict(min_tokens=17),
             "min_tokens is 17, but max_tokens is 16; lower the one or raise the other",

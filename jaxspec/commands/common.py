@@ -38,7 +38,8 @@ def add_engine_and_sampling(parser: Parser, sampling_defaults: dict[str, Any]) -
     add_options(sampling, SamplingParams, defaults=sampling_defaults)
     engine = parser.add_argument_group("engine")
     # There is one request at a time here, and its seed is among the sampling options.
-    add_options(engine, EngineConfig, leave_out=("seed", "max_num_seqs"))
+    # And what it needs is compiled when it is asked.
+    add_options(engine, EngineConfig, leave_out=("seed", "max_num_seqs", "warm_up"))
     add_compilation_cache(engine)
 
 

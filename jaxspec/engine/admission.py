@@ -12,6 +12,7 @@ from jaxspec.engine.edits import pack_edits
 from jaxspec.engine.sequence import Detokenizer, Sequence, TextCodec
 from jaxspec.engine.state import empty_prefill_batch, pack_limits, pack_prefill_tile
 from jaxspec.request import Request, RequestError, RequestMetrics
+from jaxspec.threefry import fold_in
 
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 
@@ -34,6 +35,10 @@ def make_sequence(
         RequestError: the request can never run here.
     """
     params, prompt_len = request.params, len(request.prompt_token_ids)
+    if params.n != 1:
+        raise RequestError(
+            f"n is {params.n}, but the engine gives one answer a request; use `LLM.generate`"
+        )
     _check_prompt(request, geometry)
     max_len = geometry.max_model_len
     if params.max_tokens is not None:
@@ -139,11 +144,16 @@ def _check_prompt(request: Request, geometry: Geometry) -> None:
         )
 
 
-def request_key(seed: int | None, engine_seed: int, index: int) -> np.ndarray:
-    """u32[2] threefry key: of the request's seed, else of the engine's and a running number."""
+def request_key(seed: int | None, engine_seed: int, index: int, copy_index: int = 0) -> np.ndarray:
+    """u32[2] threefry key of one answer: `fold_in(seed, copy_index)`.
+
+    Where the request has no seed, it stands for the engine's and a running number.
+    """
     if seed is None:
-        return np.random.SeedSequence([engine_seed, index]).generate_state(2, np.uint32)
-    return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
+        words = np.random.SeedSequence([engine_seed, index]).generate_state(2, np.uint32).tolist()
+    else:
+        words = [seed >> 32, seed & 0xFFFFFFFF]
+    return np.array(fold_in(tuple(words), copy_index), np.uint32)
 
 
 class Tile(NamedTuple):

@@ -138,6 +138,7 @@ class Engine:
         self._draft_input = DraftInput.create_idle_input()
         self._in_flight: deque[Dispatch] = deque()
         self._by_id: dict[str, Sequence] = {}
+        self._warm: set[Mode] = set()  # those whose programs were compiled beforehand
         self._edits: EditRows | None = None  # from the first request on that needs them
 
     def _use_pool(self, pool: PagePool) -> None:
@@ -157,7 +158,9 @@ class Engine:
             request,
             self.geometry,
             eos_token_ids=self._eos_token_ids,
-            key=request_key(request.params.seed, self._seed, self._num_requests),
+            key=request_key(
+                request.params.seed, self._seed, self._num_requests, request.copy_index
+            ),
             num_usable_pages=self._pages.pool.num_usable,
             detokenizer=self._make_detokenizer(request) if self._make_detokenizer else None,
             tokenizer=self._tokenizer,
@@ -217,6 +220,7 @@ class Engine:
     def run_idle(self, kind: str, packed: np.ndarray, *, mode: Mode) -> None:
         """Runs a program on padding rows alone and waits for it; requests are not touched."""
         jax.block_until_ready(self._call(kind, packed, mode))
+        self._warm.add(mode)
 
     def check_idle(self) -> None:
         """Asserts that an engine without requests owns every slot and page again."""
@@ -355,6 +359,10 @@ class Engine:
     ) -> None:
         asked = [entry.seq.request.params for entry in entries]
         mode = max(params.prefill_mode if tiles else params.mode for params in asked)
+        if self._warm and mode not in self._warm:
+            self._warm.add(mode)
+            name = mode.name.lower()
+            log.warning("compiling for %s while requests wait; name it in warm_up", name)
         output = self._call(kind, packed, mode)
         output.copy_to_host_async()
         for seq, _ in entries:

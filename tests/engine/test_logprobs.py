@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.bench.compilations import count_compilations
 from jaxspec.cache.page_pool import PagePool
+from jaxspec.engine.warmup import warmup
 from jaxspec.logprobs import pack_logprobs, top_tokens
 from jaxspec.mode import Mode
 from tests.fakes import PieceDetokenizer, letters
@@ -13,6 +15,7 @@ from tests.harness import (
     SCRIPT,
     check,
     check_logprobs,
+    drain,
     make_engine,
     record,
     request,
@@ -132,3 +135,33 @@ def test_no_sort_of_the_vocabulary():
         if eqn.primitive.name in ("sort", "top_k")
     ]
     assert sorted(widths) == [384, 20 * 128]
+
+
+def test_a_mode_that_was_not_warmed_up_says_so_once(caplog):
+    plain = request("p", [1, 2], max_tokens=3)
+    told = request("l", [3, 2], max_tokens=3, logprobs=0)
+    engine = told_engine(plain, told)
+    warmup(engine, modes=[Mode.GREEDY])
+    for _ in range(2):
+        run(engine, plain, told)
+    lines = [record.message for record in caplog.records]
+    assert lines == ["compiling for logprobs while requests wait; name it in warm_up"]
+
+
+def test_nothing_compiles_after_the_warm_up_of_every_mode():
+    """F27: logprobs and penalties on and off, in any mix, with the first abort among them."""
+    asked = workload()
+    engine = told_engine(*asked)
+    warmup(engine, modes=tuple(Mode))
+    families = engine._steps.values()
+    sizes = [(each.prefill._cache_size(), each.decode._cache_size()) for each in families]
+    with count_compilations() as count:
+        for each in asked:
+            engine.add_request(each)
+        engine.step()
+        engine.abort("r2")
+        drain(engine)
+        outputs = run(engine, *asked)
+    assert count.count == 0
+    assert sizes == [(each.prefill._cache_size(), each.decode._cache_size()) for each in families]
+    check(outputs, *asked)
