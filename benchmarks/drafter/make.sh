@@ -13,5 +13,7 @@ jaxspec train --data "$folder/data" --output "$folder/smollm2-135m-dflash" \
   --num-layers "${LAYERS:-3}" --block-size "${BLOCK:-8}" --loss "${LOSS:-dpace}" \
   --batch-rows 16 --num-anchors 256 --learning-rate 1e-3 \
   --max-minutes "${TRAIN_MINUTES:-5}" "${resume[@]}"
-python3 "$(dirname "$0")/evaluate.py" --drafter "$folder/smollm2-135m-dflash" --drafter ngram \
-  --chat "$folder/data/held-out-00000.prompts.jsonl" --code "$folder/human-eval.jsonl"
+for set in "$(dirname "$0")/held-out.prompts.jsonl" "$folder/human-eval.prompts.jsonl"; do
+  jaxspec bench acceptance --drafter ngram --drafter "$folder/smollm2-135m-dflash" --prompts "$set" \
+    --limit 128 --max-tokens 256 --max-num-seqs 32 --temperature 0 --temperature 1
+done

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.bench.settings import RooflineOptions, Settings
+from jaxspec.bench.settings import AcceptanceOptions, RooflineOptions, Settings
 from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.drafters.shipped import shipped_checkpoint
 from jaxspec.options import Parser, add_options, given, read_int
 from jaxspec.progress import ProgressDisplay
 
@@ -28,6 +29,7 @@ class Mode:
     max_tokens: int = 64
     repeats: int = 5
     drafters: tuple[str, ...] = ("none", "ngram")
+    shipped: bool = False  # measures the drafter that is shipped for the model, too
 
     def load(self, name: str) -> Callable[[Settings], Result]:
         """What runs it."""
@@ -37,11 +39,19 @@ class Mode:
 _ALONE = {"max_num_seqs": 1, "max_model_len": 1024, "max_num_batched_tokens": 256}
 _MANY = {**_ALONE, "max_num_seqs": 8}
 MODES = {
-    "compare": Mode("plain decoding against drafters (the default)", _ALONE, repeats=3),
-    "latency": Mode("what one user alone waits for", _ALONE),
-    "throughput": Mode("tokens a second as more requests run at once", _MANY, num_prompts=16),
+    "compare": Mode(
+        "plain decoding against drafters (the default)", _ALONE, repeats=3, shipped=True
+    ),
+    "latency": Mode("what one user alone waits for", _ALONE, shipped=True),
+    "throughput": Mode(
+        "tokens a second as more requests run at once", _MANY, num_prompts=16, shipped=True
+    ),
     "acceptance": Mode(
-        "how far drafts agree with the model", _MANY, num_prompts=16, drafters=("ngram",)
+        "how far drafts agree with the model",
+        _MANY,
+        num_prompts=16,
+        drafters=("ngram",),
+        shipped=True,
     ),
     "host": Mode("what the host does in a step", _MANY, repeats=3),
     "forward": Mode("a step of the engine against the bare model", _ALONE),
@@ -72,15 +82,19 @@ def add_arguments(parser: Parser) -> None:
         help="; ".join(f"{name}: {mode.help}" for name, mode in MODES.items()),
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.add_argument("--num-prompts", type=read_int, metavar="N", help="prompts to serve")
+    parser.add_argument(
+        "--num-prompts", "--limit", type=read_int, metavar="N", help="prompts to serve (of a set)"
+    )
     parser.add_argument("--max-tokens", type=read_int, metavar="N", help="tokens of each answer")
     parser.add_argument("--repeats", type=read_int, metavar="N", help="rounds of what is short")
     parser.add_argument(
         "--drafter",
         action="append",
         metavar="TEXT",
-        help="a drafter to measure; may be repeated (default: those that need no checkpoint)",
+        help="a drafter to measure; may be repeated (default: those that need no "
+        "checkpoint, and the one shipped for the model)",
     )
+    add_options(parser.add_argument_group("acceptance"), AcceptanceOptions)
     add_options(parser.add_argument_group("roofline"), RooflineOptions)
     engine = parser.add_argument_group("engine")
     add_options(engine, EngineConfig, leave_out=("drafter",))
@@ -98,7 +112,8 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
     config = EngineConfig.from_kwargs(
         **{**mode.engine, **given(args, EngineConfig, leave_out=("drafter",))}
     )
-    roofline = RooflineOptions(**given(args, RooflineOptions))
+    roofline = RooflineOptions(**_tuples(given(args, RooflineOptions)))
+    acceptance = AcceptanceOptions(**_tuples(given(args, AcceptanceOptions)))
     counts = {
         name: _count(name, getattr(args, name), getattr(mode, name))
         for name in ("num_prompts", "max_tokens", "repeats")
@@ -112,9 +127,10 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
         settings = Settings(
             config=config,
             cache_dir=cache_dir,
-            drafters=tuple(args.drafter or mode.drafters),
+            drafters=tuple(args.drafter or default_drafters(mode, config.model)),
             on_progress=progress,
             roofline=roofline,
+            acceptance=acceptance,
             **counts,
         )
         result = mode.load(args.mode)(settings)
@@ -122,10 +138,23 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
         described = {**asdict(config), **counts, "drafter": list(settings.drafters)}
         if args.mode == "roofline":
             described |= asdict(roofline)
+        if args.mode == "acceptance":
+            described |= asdict(acceptance)
         print_json(args.mode, described, result)
     else:
         print_table(result)
     return 0
+
+
+def default_drafters(mode: Mode, model: str) -> tuple[str, ...]:
+    """Those that need no checkpoint, and the one that is shipped for the model."""
+    shipped = mode.shipped and shipped_checkpoint("dflash", model) is not None
+    return (*mode.drafters, "dflash") if shipped else mode.drafters
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """Lists as tuples: options that may be repeated come as lists."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _count(name: str, chosen: int | None, default: int) -> int:

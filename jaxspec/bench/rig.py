@@ -66,13 +66,22 @@ def greedy_steps(rig: Rig) -> Steps:
     return build_steps(rig.geometry, rig.target, rig.drafter, mode=Mode.GREEDY)
 
 
-def build_engine(rig: Rig, steps: Steps | None = None, *, overlap: bool = True) -> Engine:
+def build_engine(
+    rig: Rig,
+    steps: Steps | None = None,
+    *,
+    modes: Sequence[Mode] = (Mode.GREEDY,),
+    overlap: bool = True,
+) -> Engine:
     """An engine with KV of its own; `steps` instead of the real programs, where given."""
     return Engine(
         rig.geometry,
         rig.params,
         init_state(rig.geometry, rig.target, rig.drafter),
-        {Mode.GREEDY: steps or greedy_steps(rig)},
+        {
+            mode: steps or build_steps(rig.geometry, rig.target, rig.drafter, mode=mode)
+            for mode in modes
+        },
         eos_token_ids=rig.model_config.eos_token_ids,
         make_detokenizer=lambda request: rig.tokenizer.detokenizer(),
         overlap=overlap,
@@ -86,11 +95,17 @@ def make_requests(
     max_tokens: int,
     ignore_eos: bool = False,
     prompts: Sequence[BenchPrompt] = PROMPTS,
+    temperature: float = 0.0,
 ) -> list[Request]:
-    """Greedy requests from the built-in prompts, again from the first when they are used up."""
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    """Requests from prompts, again from the first when they are used up; seeded by their index."""
+
+    def params(index: int) -> SamplingParams:
+        return SamplingParams(
+            temperature=temperature, max_tokens=max_tokens, ignore_eos=ignore_eos, seed=index
+        )
+
     return [
-        Request(str(index), _prompt_ids(rig.tokenizer, prompt.text), params, prompt.text)
+        Request(str(index), _prompt_ids(rig.tokenizer, prompt.text), params(index), prompt.text)
         for index, prompt in enumerate(itertools.islice(itertools.cycle(prompts), count))
     ]
 

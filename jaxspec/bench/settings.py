@@ -35,6 +35,21 @@ class RooflineOptions:
                 raise ConfigError(f"{name} is {least}; it must be at least 1")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceOptions:
+    """What `jaxspec bench acceptance` alone is told."""
+
+    prompts: tuple[str, ...] = _option(
+        (), "file of prompts, one a line or .jsonl, instead of the built-in ones"
+    )
+    temperature: tuple[float, ...] = _option((0.0,), "of the answers; 0 takes the likeliest token")
+    plot: str | None = _option(None, "file for a picture of how many drafts are right")
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= min(self.temperature) <= max(self.temperature) < float("inf"):
+            raise ConfigError(f"temperature is {min(self.temperature)}; it must be 0 or above")
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of a bench.
@@ -51,6 +66,7 @@ class Settings:
     repeats: int
     on_progress: Progress
     roofline: RooflineOptions = field(default_factory=RooflineOptions)
+    acceptance: AcceptanceOptions = field(default_factory=AcceptanceOptions)
 
     def config_with(self, drafter: str) -> EngineConfig:
         """The engine's settings with this drafter."""

@@ -9,6 +9,7 @@ import pytest
 
 from jaxspec import cli
 from jaxspec.bench import startup
+from jaxspec.bench.command import MODES, default_drafters
 from jaxspec.bench.compilations import count_compilations
 from jaxspec.bench.floor import (
     Machine,
@@ -101,11 +102,26 @@ def test_throughput_goes_up_to_all_slots(bench):
     assert [concurrencies(n) for n in (1, 6, 8)] == [[1], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
-def test_acceptance_is_summed_by_kind(bench):
-    rows = rows_of(bench, "acceptance", "--num-prompts", "4")
-    assert [row["kind"] for row in rows] == ["question", "list", "all"]
-    for name in ("num_verifies", "num_draft_tokens", "num_accepted", "num_committed"):
+def test_acceptance_is_told_by_kind_and_temperature(bench, tmp_path):
+    picture = tmp_path / "plot.png"
+    hot = ["--temperature", "0", "--temperature", "1", "--plot", str(picture)]
+    rows = rows_of(bench, "acceptance", "--limit", "4", *hot)
+    kinds = ["question", "list", "built-in"]
+    assert [(row["temperature"], row["prompts"]) for row in rows] == [
+        *((0.0, kind) for kind in kinds),
+        *((1.0, kind) for kind in kinds),
+    ]
+    for name in ("num_verifies", "num_draft_tokens", "num_accepted", "num_committed", "num_looped"):
         assert rows[0][name] + rows[1][name] == rows[2][name]
+    assert rows[2]["tokens_per_s"] > 0
+    assert picture.stat().st_size > 0
+
+
+def test_the_drafter_that_is_shipped_is_measured_without_being_named():
+    mode = MODES["compare"]
+    assert default_drafters(mode, "smollm2-135m") == ("none", "ngram", "dflash")
+    assert default_drafters(mode, "./folder") == ("none", "ngram")
+    assert default_drafters(MODES["host"], "smollm2-135m") == ("none", "ngram")
 
 
 def test_the_host_is_measured_against_a_null_device(bench):
