@@ -60,15 +60,16 @@ class Choice(NamedTuple):
 
 def refuses_triton(device: Device) -> str | None:
     """Why no Pallas-Triton kernel runs on `device`, or None."""
-    return _refuses_below(device, TRITON_MIN_CAPABILITY)
+    return refuses_below(device, TRITON_MIN_CAPABILITY)
 
 
 def refuses_mosaic_gpu(device: Device) -> str | None:
     """Why no Pallas Mosaic GPU kernel runs on `device`, or None."""
-    return _refuses_below(device, MOSAIC_MIN_CAPABILITY)
+    return refuses_below(device, MOSAIC_MIN_CAPABILITY)
 
 
-def _refuses_below(device: Device, minimum: tuple[int, int]) -> str | None:
+def refuses_below(device: Device, minimum: tuple[int, int]) -> str | None:
+    """Why `device` has not at least this CUDA compute capability, or None."""
     if device.platform != "gpu":
         return f"platform {device.platform} is not a GPU"
     if device.compute_capability is None:

@@ -9,6 +9,7 @@ import functools
 
 import chex
 import jax
+import jax.numpy as jnp
 
 from kernels_pallas import dispatch
 from kernels_pallas.add_rms_norm import reference, triton
@@ -22,8 +23,10 @@ def add_rms_norm(
     x: jax.Array,
     delta: jax.Array,
     weight: jax.Array,
+    layer: jax.Array | None = None,
     *,
     eps: float = 1e-6,
+    early_launch: bool = False,
     implementation: str = "xla",
 ) -> tuple[jax.Array, jax.Array]:
     """Returns x + delta, and that sum's RMSNorm: sum * rsqrt(mean(sum^2) + eps) * weight.
@@ -33,8 +36,10 @@ def add_rms_norm(
     Args:
       x: [M, E] the residual stream.
       delta: [M, E] what a sublayer adds to it.
-      weight: [E] of the norm.
+      weight: [E] of the norm, or with `layer` [L, E]: a slice of it would be a copy first.
+      layer: i32[1] which of the weights, or None.
       eps: added to the mean square.
+      early_launch: see `kernels_pallas.early_launch`.
       implementation: "xla", "triton", or what `dispatch.pick` chose.
 
     Returns:
@@ -42,11 +47,20 @@ def add_rms_norm(
     """
     chex.assert_rank(x, 2)
     chex.assert_equal_shape([x, delta])
-    chex.assert_shape(weight, (x.shape[1],))
+    if layer is None:
+        chex.assert_shape(weight, (x.shape[1],))
+    else:
+        chex.assert_shape(weight, (None, x.shape[1]))
+        chex.assert_shape(layer, (1,))
+        chex.assert_type(layer, jnp.int32)
     chex.assert_type(delta, x.dtype)
     match dispatch.parse("add_rms_norm", implementation):
         case "triton", interpret:
-            run = functools.partial(triton.add_rms_norm, interpret=interpret)
+            run = functools.partial(
+                triton.add_rms_norm,
+                early_launch=early_launch and not interpret,
+                interpret=interpret,
+            )
         case _:
             run = reference.add_rms_norm
-    return run(x, delta, weight, eps=eps)
+    return run(x, delta, weight, layer, eps=eps)

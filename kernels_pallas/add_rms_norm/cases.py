@@ -18,6 +18,7 @@ class Case(NamedTuple):
     num_rows: int
     width: int
     dtype: str = "float32"
+    num_layers: int | None = None  # weights to choose from; None: one weight, no choice
 
 
 CASES = (
@@ -25,6 +26,7 @@ CASES = (
     Case("prime width", 3, 97),
     Case("bfloat16", 5, 576, "bfloat16"),
     Case("float16", 2, 64, "float16"),
+    Case("third of four layers", 3, 160, num_layers=4),
 )
 
 BENCH_CASES = tuple(
@@ -40,5 +42,7 @@ def make_inputs(case: Case) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
     x, delta = (
         array(rng.standard_normal((case.num_rows, case.width)), case.dtype) for _ in range(2)
     )
-    weight = array(1 + 0.1 * rng.standard_normal(case.width), case.dtype)
-    return (x, delta, weight), {"eps": 1e-6}
+    stack = () if case.num_layers is None else (case.num_layers,)
+    weight = array(1 + 0.1 * rng.standard_normal((*stack, case.width)), case.dtype)
+    layer = array([2], np.int32) if stack else None
+    return (x, delta, weight, layer), {"eps": 1e-6}

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 
 
 def add_rms_norm(
-    x: jax.Array, delta: jax.Array, weight: jax.Array, *, eps: float
+    x: jax.Array, delta: jax.Array, weight: jax.Array, layer: jax.Array | None, *, eps: float
 ) -> tuple[jax.Array, jax.Array]:
     """See `add_rms_norm`."""
+    if layer is not None:
+        weight = weight[layer[0]]
     total = x.astype(jnp.float32) + delta.astype(jnp.float32)
     factor = jax.lax.rsqrt(jnp.mean(total * total, axis=-1, keepdims=True) + eps)
     normed = total * factor * weight.astype(jnp.float32)[None, :]

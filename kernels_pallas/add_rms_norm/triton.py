@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch
+from kernels_pallas.early_launch import program_id
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -21,12 +22,19 @@ def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
 
 
 def add_rms_norm(
-    x: jax.Array, delta: jax.Array, weight: jax.Array, *, eps: float, interpret: bool
+    x: jax.Array,
+    delta: jax.Array,
+    weight: jax.Array,
+    layer: jax.Array | None,
+    *,
+    eps: float,
+    early_launch: bool,
+    interpret: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """See `add_rms_norm`. Grid: (M,)."""
     tile = pl.next_power_of_2(x.shape[1])
     return pl.pallas_call(
-        functools.partial(_kernel, eps=eps, tile=tile),
+        functools.partial(_kernel, eps=eps, tile=tile, early_launch=early_launch),
         name="add_rms_norm",
         grid=(x.shape[0],),
         out_shape=(jax.ShapeDtypeStruct(x.shape, x.dtype),) * 2,
@@ -34,20 +42,22 @@ def add_rms_norm(
             num_warps=max(1, min(8, tile // 512)), num_stages=1
         ),
         interpret=interpret,
-    )(x, delta, weight)
+    )(x, delta, weight, () if layer is None else (layer,))
 
 
 def _kernel(
     x_ref,  # [M, E]
     delta_ref,  # [M, E]
-    weight_ref,  # [E]
+    weight_ref,  # [E], or [L, E]
+    layer_refs,  # () or (i32[1],)
     total_ref,  # [M, E]
     normed_ref,  # [M, E]
     *,
     eps,
     tile,
+    early_launch,
 ):
-    row, width = pl.program_id(0), x_ref.shape[1]
+    row, width = program_id(0, early_launch), x_ref.shape[1]
     column = jnp.arange(tile, dtype=jnp.int32)
     inside = column < width
 
@@ -55,7 +65,7 @@ def _kernel(
         values = pltriton.load(ref.at[(*at, column)], mask=inside, other=0.0)
         return values.astype(jnp.float32)
 
-    weight = load(weight_ref)
+    weight = load(weight_ref, *(pltriton.load(ref.at[jnp.int32(0)]) for ref in layer_refs))
     total = load(x_ref, row) + load(delta_ref, row)
     normed = total * jax.lax.rsqrt(jnp.sum(total * total) / width + eps) * weight
     for ref, values in ((total_ref, total), (normed_ref, normed)):

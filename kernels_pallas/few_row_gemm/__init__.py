@@ -12,8 +12,9 @@ import jax
 
 from kernels_pallas import dispatch
 from kernels_pallas.few_row_gemm import reference, triton
+from kernels_pallas.few_row_gemm.triton import MAX_ROWS
 
-__all__ = ["few_row_gemm"]
+__all__ = ["MAX_ROWS", "few_row_gemm"]
 
 BACKENDS = {"triton": triton.refuses}
 
@@ -24,6 +25,7 @@ def few_row_gemm(
     residual: jax.Array | None = None,
     *,
     swiglu: bool = False,
+    early_launch: bool = False,
     implementation: str = "xla",
 ) -> jax.Array:
     """Returns epilogue(x @ weight.T), accumulated in f32 and rounded once.
@@ -36,6 +38,7 @@ def few_row_gemm(
       weight: [out, E], or with `swiglu` [2 out, E], the gate's rows first.
       residual: [M, out] added to the result, or None.
       swiglu: whether the two halves of the product are gate and up.
+      early_launch: see `kernels_pallas.early_launch`.
       implementation: "xla", "triton", or what `dispatch.pick` chose.
 
     Returns:
@@ -51,7 +54,11 @@ def few_row_gemm(
         chex.assert_type(residual, x.dtype)
     match dispatch.parse("few_row_gemm", implementation):
         case "triton", interpret:
-            run = functools.partial(triton.few_row_gemm, interpret=interpret)
+            run = functools.partial(
+                triton.few_row_gemm,
+                early_launch=early_launch and not interpret,
+                interpret=interpret,
+            )
         case _:
             run = reference.few_row_gemm
     return run(x, weight, residual, swiglu=swiglu)

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch, limits
+from kernels_pallas.early_launch import program_id
 
 MAX_ROWS = 64
 
@@ -65,6 +66,7 @@ def few_row_gemm(
     residual: jax.Array | None,
     *,
     swiglu: bool,
+    early_launch: bool = False,
     interpret: bool,
     config: Config | None = None,
 ) -> jax.Array:
@@ -74,7 +76,7 @@ def few_row_gemm(
     if config is None:
         config = choose(num_rows, outputs, width, swiglu, jnp.finfo(x.dtype).bits)
     return pl.pallas_call(
-        functools.partial(_kernel, swiglu=swiglu, config=config),
+        functools.partial(_kernel, swiglu=swiglu, config=config, early_launch=early_launch),
         name="few_row_gemm",
         grid=(-(-outputs // config.tile_n),),
         out_shape=jax.ShapeDtypeStruct((num_rows, outputs), x.dtype),
@@ -93,11 +95,13 @@ def _kernel(
     *,
     swiglu,
     config,
+    early_launch,
 ):
     num_rows, width = x_ref.shape
     outputs = out_ref.shape[1]
     row = jnp.arange(tile_m(num_rows), dtype=jnp.int32)
-    column = pl.program_id(0) * config.tile_n + jnp.arange(config.tile_n, dtype=jnp.int32)
+    first = program_id(0, early_launch) * config.tile_n
+    column = first + jnp.arange(config.tile_n, dtype=jnp.int32)
     whole_m, whole_n = num_rows == row.shape[0], outputs % config.tile_n == 0
     whole_k = width % config.tile_k == 0
 

@@ -30,7 +30,9 @@ def kv_write(
     num_kv_heads: int,
     q_norm: jax.Array | None = None,
     k_norm: jax.Array | None = None,
+    layer: jax.Array | None = None,
     eps: float = 1e-6,
+    early_launch: bool = False,
     implementation: str = "xla",
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the block's queries, ready for attention, and the pages with its K and V written.
@@ -50,7 +52,10 @@ def kv_write(
         num_kv_heads: J.
         q_norm: [D] weight of the query heads' norm, or None for no norm.
         k_norm: [D] weight of the key heads' norm, or None for no norm.
+        layer: None, or i32[1] which row of the norms, which are [L, D] then: a slice of them would
+            be a copy first.
         eps: added to the mean square.
+        early_launch: see `kernels_pallas.early_launch`.
         implementation: "xla", "triton", or what `dispatch.pick` chose.
 
     Returns:
@@ -66,10 +71,15 @@ def kv_write(
     chex.assert_type(inv_freq, jnp.float32)
     for weight in (q_norm, k_norm):
         if weight is not None:
-            chex.assert_shape(weight, (dim,))
+            chex.assert_shape(weight, (dim,) if layer is None else (None, dim))
+    if layer is not None:
+        chex.assert_shape(layer, (1,))
+        chex.assert_type(layer, jnp.int32)
     match dispatch.parse("kv_write", implementation):
         case "triton", interpret:
-            run = functools.partial(triton.kv_write, interpret=interpret)
+            run = functools.partial(
+                triton.kv_write, early_launch=early_launch and not interpret, interpret=interpret
+            )
         case _:
             run = reference.kv_write
     return run(
@@ -82,5 +92,6 @@ def kv_write(
         num_kv_heads=num_kv_heads,
         q_norm=q_norm,
         k_norm=k_norm,
+        layer=layer,
         eps=eps,
     )

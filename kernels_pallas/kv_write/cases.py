@@ -26,6 +26,7 @@ class Case(NamedTuple):
     norm: bool = True
     max_position: int = 40_000
     padding_rows: int = 0
+    num_layers: int | None = None  # norms to choose from; None: one of each, no choice
 
 
 CASES = (
@@ -35,6 +36,7 @@ CASES = (
     Case("head size 128, bfloat16", heads=8, head_dim=128, dtype="bfloat16"),
     Case("float16 without norms", heads=2, kv_heads=1, dtype="float16", norm=False),
     Case("many tokens", 33, 8, page_size=32),
+    Case("third of four layers", num_layers=4),
     Case("far positions", 2, 13, page_size=128, max_position=131_072),
 )
 
@@ -52,12 +54,17 @@ def make_inputs(case: Case) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
     heads = case.heads + 2 * case.kv_heads
     qkv = rng.standard_normal((case.batch, case.block, heads * case.head_dim), np.float32)
     qkv[case.batch - case.padding_rows :] = qkv[:1]
+    stack = () if case.num_layers is None else (case.num_layers,)
     norms = [
-        array(1 + 0.1 * rng.standard_normal(case.head_dim), case.dtype) if case.norm else None
+        array(1 + 0.1 * rng.standard_normal((*stack, case.head_dim)), case.dtype)
+        if case.norm
+        else None
         for _ in range(2)
     ]
     static = {"num_heads": case.heads, "num_kv_heads": case.kv_heads}
     static |= {"q_norm": norms[0], "k_norm": norms[1], "eps": 1e-6}
+    if stack:
+        static["layer"] = array([2], jnp.int32)
     args = (
         array(qkv, case.dtype),
         pool(case, rng),

@@ -17,9 +17,12 @@ def kv_write(
     num_kv_heads: int,
     q_norm: jax.Array | None,
     k_norm: jax.Array | None,
+    layer: jax.Array | None,
     eps: float,
 ) -> tuple[jax.Array, jax.Array]:
     """See `kv_write`."""
+    if layer is not None:
+        q_norm, k_norm = (None if w is None else w[layer[0]] for w in (q_norm, k_norm))
     batch, block, _ = qkv.shape
     heads = qkv.reshape(batch, block, num_heads + 2 * num_kv_heads, -1)
     q, k, v = jnp.split(heads, [num_heads, num_heads + num_kv_heads], axis=2)

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch
+from kernels_pallas.early_launch import program_id
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -48,7 +49,9 @@ def kv_write(
     num_kv_heads: int,
     q_norm: jax.Array | None,
     k_norm: jax.Array | None,
+    layer: jax.Array | None,
     eps: float,
+    early_launch: bool,
     interpret: bool,
     config: Config | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -60,7 +63,9 @@ def kv_write(
     tile = min(pl.next_power_of_2(heads), config.tile_heads)
     norms = tuple(() if weight is None else (weight,) for weight in (q_norm, k_norm))
     q, kv_pages = pl.pallas_call(
-        functools.partial(_kernel, num_heads=num_heads, eps=eps, tile=tile),
+        functools.partial(
+            _kernel, num_heads=num_heads, eps=eps, tile=tile, early_launch=early_launch
+        ),
         name="kv_write",
         grid=(tokens, -(-heads // tile)),
         out_shape=(
@@ -77,6 +82,7 @@ def kv_write(
         positions.reshape(tokens),
         inv_freq,
         norms,
+        () if layer is None else (layer,),
     )
     return q.reshape(batch, block, num_heads, dim), kv_pages
 
@@ -87,24 +93,27 @@ def _kernel(
     kv_locs_ref,  # i32[T]
     positions_ref,  # i32[T]
     inv_freq_ref,  # f32[D / 2]
-    norm_refs,  # ((q_norm[D],) or (), (k_norm[D],) or ())
+    norm_refs,  # ((q_norm,) or (), (k_norm,) or ()), [D] each, or [L, D]
+    layer_refs,  # () or (i32[1],)
     q_ref,  # [T, H, D]
     kv_ref,  # [P, 2, J, G, D]
     *,
     num_heads,
     eps,
     tile,
+    early_launch,
 ):
     heads, dim = qkv_ref.shape[1:]
     num_kv_heads, page_size = kv_ref.shape[2:4]
-    token = pl.program_id(0)
+    token = program_id(0, early_launch)
+    layer = [pltriton.load(ref.at[jnp.int32(0)]) for ref in layer_refs]
     head = pl.program_id(1) * tile + jnp.arange(tile, dtype=jnp.int32)
     is_q, is_v = head < num_heads, head >= num_heads + num_kv_heads
     halves = load_halves(lambda lane: qkv_ref.at[token, head[:, None], lane], dim, head < heads)
     x = halves
     for refs, of_these in zip(norm_refs, (is_q, ~is_q), strict=True):
         if refs:
-            normed = normalize(halves, lambda lane, ref=refs[0]: ref.at[lane], eps)
+            normed = normalize(halves, lambda lane, ref=refs[0]: ref.at[(*layer, lane)], eps)
             x = tuple(
                 jnp.where(of_these[:, None], new, old) for new, old in zip(normed, x, strict=True)
             )

@@ -29,6 +29,7 @@ def paged_attention(
     window: int | None = None,
     scale: float | None = None,
     block_mask: jax.Array | None = None,
+    early_launch: bool = False,
     implementation: str = "xla",
 ) -> jax.Array:
     """Returns softmax(scale * q k^T, over the rows each query sees) v, accumulated in f32.
@@ -55,6 +56,7 @@ def paged_attention(
         window: positions a query looks back over, itself included; None for all.
         scale: factor of the scores; None for D**-0.5.
         block_mask: u32[B, N, ceil(N / 32)] ancestors of each query in the block, itself included.
+        early_launch: see `kernels_pallas.early_launch`.
         implementation: "xla", "triton", or what `dispatch.pick` chose.
 
     Returns:
@@ -82,7 +84,11 @@ def paged_attention(
         chex.assert_type(block_mask, jnp.uint32)
     match dispatch.parse("paged_attention", implementation):
         case "triton", interpret:
-            run = functools.partial(triton.paged_attention, interpret=interpret)
+            run = functools.partial(
+                triton.paged_attention,
+                early_launch=early_launch and not interpret,
+                interpret=interpret,
+            )
         case _:
             run = reference.paged_attention
     return run(

@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch, limits
+from kernels_pallas.early_launch import program_id
 from kernels_pallas.paged_attention.plan import make_plan
 
 _MASKED = -1e30  # finite: a row with nothing visible yet stays free of inf - inf
@@ -73,6 +74,7 @@ def paged_attention(
     window: int | None,
     scale: float,
     block_mask: jax.Array | None,
+    early_launch: bool = False,
     interpret: bool,
     config: Config | None = None,
 ) -> jax.Array:
@@ -90,7 +92,13 @@ def paged_attention(
         config = choose(batch, block, group, kv_heads, dim, max_rows, bits)
     rows = block * group
     attend = functools.partial(
-        _attend, causal=causal, window=window, scale=scale, config=config, group=group
+        _attend,
+        causal=causal,
+        window=window,
+        scale=scale,
+        config=config,
+        group=group,
+        early_launch=early_launch,
     )
     out_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     q_tiles = kv_heads * -(-rows // config.tile_q)
@@ -131,7 +139,9 @@ def paged_attention(
     )(q, kv_pages, page_table, lens, masks, (plan.programs,))
     tile = min(pl.next_power_of_2(rows), config.tile_merge)
     return pl.pallas_call(
-        functools.partial(_merge, tile=tile, group=group, shares=config.shares),
+        functools.partial(
+            _merge, tile=tile, group=group, shares=config.shares, early_launch=early_launch
+        ),
         name="paged_attention_merge",
         grid=(-(-rows // tile), kv_heads, plan.split_rows.shape[0]),
         out_shape=out_shape,
@@ -158,13 +168,15 @@ def _attend(
     scale,
     config,
     group,
+    early_launch,
 ):
     _, block, _, dim = q_ref.shape
     page_size, columns = kv_ref.shape[3], page_table_ref.shape[1]
     tile = config.tile_kv
     rows = block * group
     q_tiles = -(-rows // config.tile_q)
-    j, q_tile = pl.program_id(0) // q_tiles, pl.program_id(0) % q_tiles
+    first = program_id(0, early_launch)
+    j, q_tile = first // q_tiles, first % q_tiles
     program = pl.program_id(1)
     if plan_refs:
         # Scalars out of memory, not computed here from all lengths: what a reduction yields the
@@ -290,13 +302,14 @@ def _merge(
     tile,
     group,
     shares,
+    early_launch,
 ):
     """Adds up what the splits of a row found. Grid: (tiles of query rows, J, split rows)."""
     rows, dim = acc_ref.shape[2:]
     j, place = pl.program_id(1), pl.program_id(2)
     at = [split_rows_ref.at[place, jnp.int32(column)] for column in range(3)]
     b, first, splits = (pltriton.load(ref) for ref in at)
-    row = pl.program_id(0) * tile + jnp.arange(tile, dtype=jnp.int32)
+    row = program_id(0, early_launch) * tile + jnp.arange(tile, dtype=jnp.int32)
     lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
     inside = row < rows
 

@@ -6,9 +6,22 @@ import numpy as np
 
 
 def write(
-    qkv, kv_pages, kv_locs, positions, inv_freq, *, num_heads, num_kv_heads, q_norm, k_norm, eps
+    qkv,
+    kv_pages,
+    kv_locs,
+    positions,
+    inv_freq,
+    *,
+    num_heads,
+    num_kv_heads,
+    q_norm,
+    k_norm,
+    eps,
+    layer=None,
 ):
     """Queries [B, N, H, D] and pages."""
+    if layer is not None:
+        q_norm, k_norm = q_norm[int(layer[0])], k_norm[int(layer[0])]
     batch, block, _ = qkv.shape
     heads = np.asarray(qkv, np.float64).reshape(batch, block, num_heads + 2 * num_kv_heads, -1)
     q, k, v = np.split(heads, [num_heads, num_heads + num_kv_heads], axis=2)

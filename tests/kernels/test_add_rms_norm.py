@@ -12,7 +12,8 @@ from kernels_pallas.add_rms_norm import add_rms_norm, cases
 from tests.kernels import jitting
 
 
-def oracle(x, delta, weight, *, eps):
+def oracle(x, delta, weight, layer, *, eps):
+    weight = weight if layer is None else weight[int(layer[0])]
     total = np.asarray(x, np.float64) + np.asarray(delta, np.float64)
     normed = total / np.sqrt((total**2).mean(axis=1, keepdims=True) + eps)
     return total, normed * np.asarray(weight, np.float64)

@@ -14,9 +14,9 @@ from tests.kernels import jitting, kv_oracle
 jitted = functools.cache(functools.partial(jitting.jit, kv_write))
 
 
-def write(args, implementation, *, q_norm, k_norm, **static):
+def write(args, implementation, *, q_norm, k_norm, layer=None, **static):
     run = jitted(implementation, **static)
-    return jax.tree.map(np.asarray, run(*args, q_norm=q_norm, k_norm=k_norm))
+    return jax.tree.map(np.asarray, run(*args, q_norm=q_norm, k_norm=k_norm, layer=layer))
 
 
 @functools.cache
