@@ -131,6 +131,9 @@ class Kernels:
     paged_attention: str = "xla"
     kv_write: str = "xla"
     kv_write_context: str = "xla"
+    few_row_gemm: str = "xla"
+    add_rms_norm: str = "xla"
+    early_launch: bool = False  # see `kernels_pallas.early_launch`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

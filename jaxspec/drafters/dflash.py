@@ -24,7 +24,7 @@ from jaxspec.drafters.base import (
     kv_and_shapes,
 )
 from jaxspec.drafters.dflash_config import DFlashConfig
-from jaxspec.drafters.dflash_params import DFlashParams
+from jaxspec.drafters.dflash_params import ContextParams, DFlashParams
 from jaxspec.drafters.tree import (
     TreeShape,
     best_first,
@@ -36,7 +36,7 @@ from jaxspec.drafters.tree import (
 from jaxspec.models.base import KV, Kernels, Target
 from jaxspec.models.layers import (
     LayerSpec,
-    decoder_layer,
+    decoder_layers,
     linear,
     rms_norm,
     rope_inv_freq,
@@ -93,7 +93,7 @@ def plan_from_params(
     kv_bytes, shapes = kv_and_shapes(config, config.num_layers, setup.dtype)
     context = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
     return DrafterPlan(
-        params=params,
+        params=with_context_weights(params, config),
         feature_layers=config.target_layer_ids,
         block_size=block_size if tree is None else tree.num_nodes,
         kv_bytes_per_token=kv_bytes,
@@ -143,39 +143,34 @@ def build_dflash(
     def draft(params: ModelParams, kv: KV, context: DraftContext) -> tuple[DraftBlock, KV]:
         # A tree is verified in more rows than are drafted.
         block = context.block.columns(0, block_size)
-        x = target.embed(params.target, block.token_ids)
-        frequencies = jnp.asarray(inv_freq)
-        pages = []
-        for index, spec in enumerate(specs):
-            x, layer_pages = decoder_layer(
-                x,
-                kv[index],
-                block,
-                params.drafter,
-                index,
-                inv_freq=frequencies,
-                spec=spec,
-                kernels=kernels,
-            )
-            pages.append(layer_pages)
+        out = decoder_layers(
+            target.embed(params.target, block.token_ids),
+            kv,
+            block,
+            params.drafter,
+            params.drafter.norm,
+            inv_freq=jnp.asarray(inv_freq),
+            specs=specs,
+            kernels=kernels,
+        )
         # Slot i stands for the token at its own position, not the next: slot 0 is known already.
-        hidden = rms_norm(x[:, 1:], params.drafter.norm, config.rms_norm_eps)
+        hidden = out.hidden[:, 1:]
         logits = target.logits(params.target, hidden)
         fits = block.lens + block_size <= config.max_position_embeddings
         if tree is None:
             drafts = context.sample(logits, block.positions[:, 1:])
             tokens = jnp.concatenate([block.token_ids[:, :1], drafts], axis=1)
             count = jnp.where(fits, jnp.int32(block_size - 1), jnp.int32(0))
-            return DraftBlock(tokens, count), tuple(pages)
+            return DraftBlock(tokens, count), out.kv
         likeliest = best_tokens(context.scores(logits, block.positions[:, 1:]), tree.width)
         candidates = best_first(*likeliest, tree.num_nodes)
         tokens, parents = keep_best(candidates, block.token_ids[:, 0], tree.num_nodes)
         count = jnp.where(fits, jnp.int32(tree.num_nodes - 1), jnp.int32(0))
-        return DraftBlock(tokens, count, parents), tuple(pages)
+        return DraftBlock(tokens, count, parents), out.kv
 
     def ingest(params: ModelParams, kv: KV, batch: IngestBatch) -> tuple[KV, tuple[()]]:
         pages = kv_write_context(
-            project_context(params.drafter, batch.features, config),
+            project_context(params.drafter, batch.features, config, kernels),
             kv,
             batch.block.kv_locs,
             batch.block.positions,
@@ -199,7 +194,15 @@ def build_dflash(
     )
 
 
-def project_context(params: DFlashParams, features: jax.Array, config: DFlashConfig) -> jax.Array:
+_PLAIN = Kernels()
+
+
+def project_context(
+    params: DFlashParams,
+    features: jax.Array,
+    config: DFlashConfig,
+    kernels: Kernels = _PLAIN,
+) -> jax.Array:
     """Turns target features into every layer's K and V, before the norm and rotation of K.
 
     The context stream does not pass through the layers (DFlash, arXiv 2602.06036, section 4.1), so
@@ -209,22 +212,29 @@ def project_context(params: DFlashParams, features: jax.Array, config: DFlashCon
         params: the drafter's weights.
         features: [B, N, F * E_target].
         config: sizes.
+        kernels: the implementation of each op.
 
     Returns:
         [B, N, L, 2, J, D]: per layer the key heads, then the value heads.
     """
-    context = rms_norm(linear(features, params.fc), params.hidden_norm, config.rms_norm_eps)
-    first = config.num_heads * config.head_dim
-    kv = [
-        linear(
-            context,
-            layer.qkv[first:],
-            None if layer.qkv_bias is None else layer.qkv_bias[first:],
-        )
-        for layer in params.layers
-    ]
+    if params.context is None:
+        params = with_context_weights(params, config)
+    mixed = linear(features, params.fc, kernels=kernels)
+    context = rms_norm(mixed, params.hidden_norm, config.rms_norm_eps)
+    kv = linear(context, params.context.kv, params.context.kv_bias, kernels=kernels)
     shape = (*features.shape[:2], config.num_layers, 2, config.num_kv_heads, config.head_dim)
-    return jnp.stack(kv, axis=2).reshape(shape)
+    return kv.reshape(shape)
+
+
+def with_context_weights(params: DFlashParams, config: DFlashConfig) -> DFlashParams:
+    """Gathers the K and V rows of all layers in one matrix, for one product without slices."""
+    first = config.num_heads * config.head_dim
+    biases = [layer.qkv_bias[first:] for layer in params.layers if layer.qkv_bias is not None]
+    context = ContextParams(
+        kv=jnp.concatenate([layer.qkv[first:] for layer in params.layers]),
+        kv_bias=jnp.concatenate(biases) if biases else None,
+    )
+    return params.replace(context=context)
 
 
 def layer_specs(config: DFlashConfig, draft_window: int | None = None) -> tuple[LayerSpec, ...]:

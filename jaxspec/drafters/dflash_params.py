@@ -9,6 +9,14 @@ from jaxspec.models.layers import LayerParams
 
 
 @flax.struct.dataclass
+class ContextParams:
+    """Copies of the layers' K and V rows, all layers' in one matrix: what ingesting reads."""
+
+    kv: jax.Array  # [L * 2J * D, E]
+    kv_bias: jax.Array | None  # [L * 2J * D]
+
+
+@flax.struct.dataclass
 class DFlashParams:
     """A DFlash drafter's own weights: no embedding and no head, those are the target's."""
 
@@ -20,3 +28,4 @@ class DFlashParams:
     q_norms: jax.Array  # [L, D]
     k_norms: jax.Array  # [L, D]
     layers: tuple[LayerParams, ...]
+    context: ContextParams | None = None  # where the weights do not change; see `dflash.py`

@@ -163,7 +163,11 @@ def build_eagle(
         )
         x = residual + attended
         with jax.named_scope("mlp"):
-            x = x + swiglu(rms_norm(x, own.post_norm, config.rms_norm_eps), own.layer)
+            x = x + swiglu(
+                rms_norm(x, own.post_norm, config.rms_norm_eps),
+                own.layer,
+                kernels=kernels,
+            )
         if config.norm_output:
             x = rms_norm(x, own.norm, config.rms_norm_eps)
         return x, kv

@@ -42,6 +42,7 @@ from jaxspec.weights.checkpoint import Checkpoint, open_checkpoint
 from jaxspec.weights.files import Progress, no_progress
 from jaxspec.weights.hub import find_model
 from jaxspec.weights.load import load_target
+from kernels_pallas import early_launch
 from kernels_pallas.dispatch import Choice, Device, pick
 
 _MIN_GPU_JAX = (0, 11, 1)
@@ -240,7 +241,7 @@ def build_engine(
     Raises:
         ConfigError, UnsupportedKernel: settings that cannot be met.
     """
-    kernels, kernel_choices = choose_kernels(config.kernels, device, model, plan)
+    kernels, kernel_choices = choose_kernels(config.kernels, device, model, plan, dtype)
     params = ModelParams(target=target_params, drafter=plan.params)
     itemsize = jnp.dtype(dtype).itemsize
     kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * itemsize
@@ -311,7 +312,7 @@ def choose_dtype(wanted: str, device: Device) -> tuple[str, str]:
 
 
 def choose_kernels(
-    wanted: str, device: Device, model: ModelConfig, plan: DrafterPlan
+    wanted: str, device: Device, model: ModelConfig, plan: DrafterPlan, dtype: str
 ) -> tuple[Kernels, dict[str, Choice]]:
     """Picks the implementation of each op for the shapes in use, and says why."""
     shapes = {
@@ -319,12 +320,19 @@ def choose_kernels(
         "kv_write": {"head_dim": model.head_dim},
     }
     choices: dict[str, Choice] = {}
-    for op in Kernels.__dataclass_fields__:
+    for op in (name for name in Kernels.__dataclass_fields__ if name != "early_launch"):
         each = [shapes.get(op, {}), plan.kernel_shapes.get(op, {})]
         picked = [pick(op, requested=wanted, device=device, **sizes) for sizes in each]
         # One implementation serves target and drafter: the plainer of the two choices.
         choices[op] = next((c for c in picked if c.name == "xla"), picked[0])
-    return Kernels(**{op: choice.name for op, choice in choices.items()}), choices
+    if dtype == "float32":
+        choices["few_row_gemm"] = Choice("xla", "its tiles are made for weights of 16 bits")
+    names = {op: choice.name for op, choice in choices.items()}
+    late = early_launch.refuses(device)
+    if plain := [op for op in early_launch.CHAIN if names[op] == "xla"]:
+        late = f"{plain[0]} is XLA's"
+    choices["early_launch"] = Choice("off" if late else "on", late or f"runs on {device.kind}")
+    return Kernels(**names, early_launch=late is None), choices
 
 
 def _memory_bytes() -> int | None:

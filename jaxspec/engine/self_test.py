@@ -9,6 +9,9 @@ from jaxspec.drafters.base import DrafterPlan
 from jaxspec.models.config import ModelConfig
 from kernels_pallas import dispatch
 from kernels_pallas.accept import cases as accept_cases
+from kernels_pallas.add_rms_norm import cases as add_rms_norm_cases
+from kernels_pallas.few_row_gemm import MAX_ROWS
+from kernels_pallas.few_row_gemm import cases as few_row_gemm_cases
 from kernels_pallas.kv_write import cases as kv_write_cases
 from kernels_pallas.kv_write_context import cases as kv_write_context_cases
 from kernels_pallas.paged_attention import cases as attention_cases
@@ -68,6 +71,7 @@ def self_test_cases(
             ),
         ),
         ("kv_write", kv_write_cases.Case("in use", 3, block, norm=model.qk_norm, **heads)),
+        *_layer_cases(geometry, model),
     ]
     if is_tree:
         cases.append(("accept_tree", verified))
@@ -102,3 +106,22 @@ def self_test_cases(
             )
         )
     return cases
+
+
+def _layer_cases(geometry: Geometry, model: ModelConfig) -> list[tuple[str, Any]]:
+    rows, width = min(3 * geometry.block_size, MAX_ROWS), model.hidden_size
+    # Fewer rows of gate and up than the model has, so that the host need not make so many numbers.
+    inner = min(model.intermediate_size, 1024)
+    dtype = geometry.dtype
+    gemm = few_row_gemm_cases.Case
+    return [
+        ("add_rms_norm", add_rms_norm_cases.Case("in use", rows, width, dtype)),
+        (
+            "few_row_gemm",
+            gemm("o, in use", rows, width, model.num_heads * model.head_dim, dtype=dtype),
+        ),
+        (
+            "few_row_gemm",
+            gemm("gate_up, in use", rows, inner, width, swiglu=True, dtype=dtype),
+        ),
+    ]

@@ -10,10 +10,9 @@ from jaxspec.models.config import ModelConfig
 from jaxspec.models.layers import (
     LayerSpec,
     TargetParams,
-    decoder_layer,
+    decoder_layers,
     embed_tokens,
     logits_of,
-    rms_norm,
     rope_inv_freq,
 )
 
@@ -60,26 +59,21 @@ def build_decoder(
 
     def forward(params: TargetParams, kv: KV, block: Block) -> TargetOutput:
         x = embed(params, block.token_ids)
-        frequencies = jnp.asarray(inv_freq)
-        outputs, pages = [], []
-        for index, layer_pages in enumerate(kv):
-            x, layer_pages = decoder_layer(
-                x,
-                layer_pages,
-                block,
-                params,
-                index,
-                inv_freq=frequencies,
-                spec=spec,
-                kernels=kernels,
-            )
-            outputs.append(x)
-            pages.append(layer_pages)
-        hidden = rms_norm(x, params.final_norm, config.rms_norm_eps)
+        out = decoder_layers(
+            x,
+            kv,
+            block,
+            params,
+            params.final_norm,
+            inv_freq=jnp.asarray(inv_freq),
+            specs=(spec,) * config.num_layers,
+            kernels=kernels,
+            outputs=feature_layers,
+        )
         return TargetOutput(
-            hidden=hidden,
-            features=_features([*outputs, hidden], feature_layers),
-            kv=tuple(pages),
+            hidden=out.hidden,
+            features=_features([*out.outputs, out.hidden], feature_layers),
+            kv=out.kv,
         )
 
     def logits(params: TargetParams, hidden: jax.Array) -> jax.Array:

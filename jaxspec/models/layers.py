@@ -5,9 +5,11 @@ Activations are [B, N, ...]; a weight of a matrix product is stored [out, in].
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import flax.struct
 import jax
@@ -15,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.models.base import Block, Kernels
+from jaxspec.models.base import KV, Block, Kernels
 from jaxspec.models.config import RopeScaling
+from kernels_pallas.add_rms_norm import add_rms_norm
+from kernels_pallas.few_row_gemm import MAX_ROWS, few_row_gemm
 from kernels_pallas.kv_write import kv_write
 from kernels_pallas.paged_attention import paged_attention
 
@@ -74,22 +78,43 @@ class LayerSpec:
     window: int | None = None  # keys at least this far from a query are not seen
 
 
-def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+_PLAIN = Kernels()
+
+
+def linear(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    kernels: Kernels = _PLAIN,
+    early_launch: bool = False,
+) -> jax.Array:
     """Multiplies every row by a matrix.
 
     Args:
         x: [..., in].
         weight: [out, in].
         bias: [out].
+        kernels: the implementation of each op; `few_row_gemm` serves as many rows as it takes.
+        early_launch: see `kernels_pallas.early_launch`.
 
     Returns:
         [..., out] in x's dtype.
     """
     rows = x.reshape(-1, x.shape[-1])
-    y = _product(rows, weight, preferred=x.dtype)
+    if _is_few(rows, kernels):
+        y = few_row_gemm(
+            rows, weight, early_launch=early_launch, implementation=kernels.few_row_gemm
+        )
+    else:
+        y = _product(rows, weight, preferred=x.dtype)
     if bias is not None:
         y = y + bias[None]
     return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _is_few(rows: jax.Array, kernels: Kernels) -> bool:
+    return kernels.few_row_gemm != "xla" and rows.shape[0] <= MAX_ROWS
 
 
 def logits_of(hidden: jax.Array, head: jax.Array) -> jax.Array:
@@ -174,8 +199,16 @@ def embed_tokens(embed: jax.Array, token_ids: jax.Array) -> jax.Array:
     return embed.at[token_ids].get(mode="clip", wrap_negative_indices=False)
 
 
-def swiglu(x: jax.Array, layer: LayerParams) -> jax.Array:
-    """down(silu(gate(x)) * up(x)): [..., E] -> [..., E]."""
+def swiglu(
+    x: jax.Array, layer: LayerParams, *, kernels: Kernels = _PLAIN, early_launch: bool = False
+) -> jax.Array:
+    """down(silu(gate(x)) * up(x)): [..., E] -> [..., E]; kernels and early_launch as `linear`."""
+    rows = x.reshape(-1, x.shape[-1])
+    if _is_few(rows, kernels):
+        run = functools.partial(
+            few_row_gemm, early_launch=early_launch, implementation=kernels.few_row_gemm
+        )
+        return run(run(rows, layer.gate_up, swiglu=True), layer.down).reshape(x.shape)
     gate, up = jnp.split(linear(x, layer.gate_up), 2, axis=-1)
     return linear(jax.nn.silu(gate) * up, layer.down)
 
@@ -191,6 +224,8 @@ def attention(
     inv_freq: jax.Array,
     spec: LayerSpec,
     kernels: Kernels,
+    index: jax.Array | None = None,
+    early_launch: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attends over a block and the KV before it, writing the block's KV first.
 
@@ -199,17 +234,26 @@ def attention(
         kv_pages: [P, 2, J, G, D] of this layer, updated in place when donated.
         block: where the tokens are and what they may see.
         layer: the matrices.
-        q_norm, k_norm: [D], or None for no norm of the heads.
+        q_norm, k_norm: [D], or [L, D] with `index`, or None for no norm of the heads.
         inv_freq: f32[D / 2].
         spec: sizes, causality and window.
         kernels: the implementation of each op.
+        index: i32[1] the layer, where norms are those of all layers.
+        early_launch: see `kernels_pallas.early_launch`.
 
     Returns:
         What is added to the residual stream, [B, N, E], and the pages.
     """
     with jax.named_scope("attention"):
         q, kv_pages = kv_write(
-            linear(x, layer.qkv, layer.qkv_bias),
+            # A bias is added by a fusion of XLA's, which must not be launched early.
+            linear(
+                x,
+                layer.qkv,
+                layer.qkv_bias,
+                kernels=kernels,
+                early_launch=early_launch and layer.qkv_bias is None,
+            ),
             kv_pages,
             block.kv_locs,
             block.positions,
@@ -218,7 +262,9 @@ def attention(
             num_kv_heads=spec.num_kv_heads,
             q_norm=q_norm,
             k_norm=k_norm,
+            layer=index,
             eps=spec.rms_norm_eps,
+            early_launch=early_launch,
             implementation=kernels.kv_write,
         )
         attended = paged_attention(
@@ -229,10 +275,76 @@ def attention(
             causal=spec.causal,
             window=spec.window,
             block_mask=block.mask,
+            early_launch=early_launch,
             implementation=kernels.paged_attention,
         )
-        out = linear(attended.reshape(*x.shape[:-1], -1), layer.o, layer.o_bias)
+        out = linear(
+            attended.reshape(*x.shape[:-1], -1),
+            layer.o,
+            layer.o_bias,
+            kernels=kernels,
+            early_launch=early_launch and layer.o_bias is None,
+        )
     return out, kv_pages
+
+
+class LayersOutput(NamedTuple):
+    """What a stack of layers leaves behind."""
+
+    hidden: jax.Array  # [B, N, E] after the final norm
+    outputs: tuple[jax.Array, ...]  # [B, N, E] the residual stream after each layer
+    kv: KV
+
+
+def decoder_layers(
+    x: jax.Array,
+    kv: KV,
+    block: Block,
+    stack: LayerStack,
+    final_norm: jax.Array,
+    *,
+    inv_freq: jax.Array,
+    specs: Sequence[LayerSpec],
+    kernels: Kernels,
+    outputs: Sequence[int] = (),
+) -> LayersOutput:
+    """Runs pre-norm decoder layers over a block, each writing the block's KV before attending.
+
+    What a sublayer adds to the residual stream is added where the next one norms it: one launch.
+
+    Args:
+        x: [B, N, E] residual stream.
+        kv: pages of each layer, updated in place when donated.
+        block: where the tokens are and what they may see.
+        stack: parameters of all layers.
+        final_norm: [E] weight of the norm after the last layer.
+        inv_freq: f32[D / 2].
+        specs: sizes, causality and window of each layer.
+        kernels: the implementation of each op.
+        outputs: the layers whose residual stream the caller reads.
+    """
+    streams, pages = [], []
+    added = None
+    for index, (layer_pages, spec) in enumerate(zip(kv, specs, strict=True)):
+        entered, x, added, layer_pages = _layer(
+            x,
+            added,
+            layer_pages,
+            block,
+            stack.layers[index],
+            _norms_of(stack),
+            jnp.full((1,), index, jnp.int32),
+            inv_freq,
+            spec=spec,
+            kernels=kernels,
+            is_read=index - 1 in outputs,
+        )
+        streams.append(entered)
+        pages.append(layer_pages)
+    assert added is not None, "a model has layers"
+    # Read by the head, which may be a fusion of XLA's: not early.
+    last, hidden = _add_and_norm(x, added, final_norm, None, specs[-1].rms_norm_eps, kernels, False)
+    return LayersOutput(hidden, (*streams[1:], last), tuple(pages))
 
 
 def decoder_layer(
@@ -246,43 +358,72 @@ def decoder_layer(
     spec: LayerSpec,
     kernels: Kernels,
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs one pre-norm decoder layer over a block, writing the block's KV before attending.
-
-    Args:
-        x: [B, N, E] residual stream.
-        kv_pages: [P, 2, J, G, D] of this layer, updated in place when donated.
-        block: where the tokens are and what they may see.
-        stack: parameters of all layers.
-        index: which layer.
-        inv_freq: f32[D / 2].
-        spec: sizes, causality and window.
-        kernels: the implementation of each op.
-
-    Returns:
-        The residual stream after the layer, [B, N, E], and the pages.
-    """
-    norms = (stack.input_norms, stack.post_norms, stack.q_norms, stack.k_norms)
-    own_norms = tuple(None if norm is None else norm[index] for norm in norms)
-    return _layer(
-        x, kv_pages, block, stack.layers[index], own_norms, inv_freq, spec=spec, kernels=kernels
+    """One layer of `decoder_layers`: the residual stream after it, [B, N, E], and its pages."""
+    _, x, added, kv_pages = _layer(
+        x,
+        None,
+        kv_pages,
+        block,
+        stack.layers[index],
+        _norms_of(stack),
+        jnp.full((1,), index, jnp.int32),
+        inv_freq,
+        spec=spec,
+        kernels=dataclasses.replace(kernels, early_launch=False),
+        is_read=True,
     )
+    return x + added, kv_pages
+
+
+def _norms_of(stack: LayerStack) -> tuple[jax.Array | None, ...]:
+    return stack.input_norms, stack.post_norms, stack.q_norms, stack.k_norms
 
 
 # A jit of its own, so that layers of one shape are traced and lowered once, not L times.
-@functools.partial(jax.jit, static_argnames=("spec", "kernels"))
-def _layer(x, kv_pages, block, layer, norms, inv_freq, *, spec, kernels):
-    input_norm, post_norm, q_norm, k_norm = norms
+@functools.partial(jax.jit, static_argnames=("spec", "kernels", "is_read"))
+def _layer(x, added, kv_pages, block, layer, norms, index, inv_freq, *, spec, kernels, is_read):
+    """(stream at entry, stream after attention, what the MLP adds to it, pages).
+
+    norms: of all layers, index: i32[1] which is this one. is_read: the stream at entry is.
+    """
+    input_norms, post_norms, q_norms, k_norms = norms
+    eps = spec.rms_norm_eps
+    # Many rows are multiplied by XLA's kernels, which must not be launched early.
+    early = kernels.early_launch and _is_few(x.reshape(-1, x.shape[-1]), kernels)
+    if added is None:
+        normed = rms_norm(x, input_norms[index[0]], eps)
+    else:
+        x, normed = _add_and_norm(x, added, input_norms, index, eps, kernels, early and not is_read)
+    entered = x
     attended, kv_pages = attention(
-        rms_norm(x, input_norm, spec.rms_norm_eps),
+        normed,
         kv_pages,
         block,
         layer,
-        q_norm=q_norm,
-        k_norm=k_norm,
+        q_norm=q_norms,
+        k_norm=k_norms,
         inv_freq=inv_freq,
         spec=spec,
         kernels=kernels,
+        index=index,
+        early_launch=early,
     )
-    x = x + attended
+    x, normed = _add_and_norm(x, attended, post_norms, index, eps, kernels, early)
     with jax.named_scope("mlp"):
-        return x + swiglu(rms_norm(x, post_norm, spec.rms_norm_eps), layer), kv_pages
+        added = swiglu(normed, layer, kernels=kernels, early_launch=early)
+    return entered, x, added, kv_pages
+
+
+def _add_and_norm(x, added, weight, index, eps, kernels, early_launch):
+    """(x + added, its norm), [B, N, E] each."""
+    width = x.shape[-1]
+    results = add_rms_norm(
+        x.reshape(-1, width),
+        added.reshape(-1, width),
+        weight,
+        index,
+        eps=eps,
+        early_launch=early_launch,
+        implementation=kernels.add_rms_norm,
+    )
+    return tuple(result.reshape(x.shape) for result in results)

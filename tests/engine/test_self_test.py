@@ -35,6 +35,9 @@ def test_the_cases_have_the_sizes_in_use():
         "accept",
         "paged_attention",
         "kv_write",
+        "add_rms_norm",
+        "few_row_gemm",
+        "few_row_gemm",
         "paged_attention",
         "kv_write_context",
     ]
