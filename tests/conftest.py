@@ -1,4 +1,13 @@
-"""One setting for all tests: strict dtypes and ranks, so that no promotion goes unseen."""
+"""Settings of all tests: strict types, so that no promotion goes unseen, and quick compiling."""
+
+import os
+import sys
+
+# Compiling is nearly all of the time, and most of it is LLVM's, which tests of small sizes do not
+# repay. XLA's own passes stay. `XLA_FLAGS= pytest` tests what users run; GPUs are tested so always.
+if "gpu" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    os.environ.setdefault("XLA_FLAGS", quick)
 
 import jax
 import jax.experimental.compilation_cache.compilation_cache
