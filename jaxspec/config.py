@@ -67,6 +67,9 @@ class EngineConfig:
         None, "drafts behind a token of the tree at most; as many as do well if not said"
     )
     ngram_max: int = _option(4, "longest n-gram that the ngram drafter looks up")
+    adaptive: bool = _option(
+        True, "verify fewer drafts, or none, where measured step times say that it is faster"
+    )
     draft_window: int | None = _option(None, "committed tokens that the drafter sees at most")
     decode_steps: int | None = _option(None, "decode steps in one dispatch, when nobody waits")
     warm_up: tuple[str, ...] = _option(

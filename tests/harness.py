@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import Drafter, ModelParams
+from jaxspec.drafters.narrow import narrow as narrow_drafter
 from jaxspec.drafters.ngram import build_ngram
 from jaxspec.drafters.none import build_none
 from jaxspec.engine.engine import Engine
@@ -100,6 +101,7 @@ def make_engine(
     table_seed: int = 0,
     expected_accept_length: float | None = None,
     prefix_caching: bool = True,
+    pace=None,
     **geometry_changes,
 ) -> Engine:
     """An engine over the table target.
@@ -116,6 +118,15 @@ def make_engine(
     script = script_of(accepts)
     params = ModelParams(table, ScriptedParams(jnp.asarray(script), table))
     steps = {mode: shared_steps(geometry, target, drafter, mode=mode, split=split) for mode in Mode}
+    narrow = {
+        width: {
+            mode: shared_steps(
+                geometry, target, narrow_drafter(drafter, width, PAGE), mode=mode, split=split
+            )
+            for mode in Mode
+        }
+        for width in (pace.widths[1:] if pace is not None else ())
+    }
     return Engine(
         geometry,
         params,
@@ -125,6 +136,8 @@ def make_engine(
         make_detokenizer=make_detokenizer,
         tokenizer=LetterTokenizer(),
         overlap=overlap,
+        pace=pace,
+        narrow_steps=narrow,
         prefix_lookahead=drafter.kv_lookahead if prefix_caching else None,
         expected_accept_length=expected_accept_length,
     )

@@ -157,7 +157,7 @@ def test_an_unknown_option_names_the_nearest():
 
 
 def test_an_unknown_option_like_no_other_lists_all():
-    with pytest.raises(ConfigError, match=r"^unknown option 'zzz'; known: block_size, .* seed"):
+    with pytest.raises(ConfigError, match=r"^unknown option 'zzz'; known: adaptive, .* seed"):
         EngineConfig.from_kwargs(zzz=1)
 
 

@@ -74,6 +74,7 @@ HOST_ONLY = [
     "jaxspec.chat_template",
     "jaxspec.cache.page_pool",
     "jaxspec.cache.prefix_tree",
+    "jaxspec.engine.pace",
     "jaxspec.weights.files",
     "jaxspec.weights.safetensors",
     "jaxspec.weights.mapping",

@@ -97,6 +97,7 @@ class Drafter(NamedTuple):
     kv_lookahead: tokens behind a position that its row of the drafter's KV depends on, static; the
         prefix cache tells pages apart by them. What a drafter keeps of a text lies in pages, by
         `block.kv_locs`, so that a request that finds its beginning in the cache finds it too.
+    min_ingest: columns that an `IngestBatch` must have, static.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Drafter(NamedTuple):
     draft: Callable[[ModelParams, State, DraftContext], tuple[DraftBlock, State]]
     ingest: Callable[[ModelParams, State, IngestBatch], tuple[State, Carry]]
     kv_lookahead: int = 0
+    min_ingest: int = 1
     depth: int | None = None
 
     @property

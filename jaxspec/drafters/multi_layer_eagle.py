@@ -200,6 +200,7 @@ def build_multi_layer_eagle(
         draft=draft,
         ingest=ingest,
         kv_lookahead=num_draft_tokens,
+        min_ingest=num_draft_tokens - 1,
     )
 
 

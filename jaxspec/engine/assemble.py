@@ -24,14 +24,16 @@ from jaxspec.config import (
     resolve,
 )
 from jaxspec.drafters.base import Drafter, DrafterPlan, ModelParams
+from jaxspec.drafters.narrow import widths_of
 from jaxspec.drafters.registry import locate_drafter, plan_drafter
 from jaxspec.drafters.shipped import Shipped, shipped_drafter
 from jaxspec.engine.auto import StepTimes, Verdict, judge, measure_step_s, remembered_times
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.pace import Pace
 from jaxspec.engine.self_test import self_test_kernels
 from jaxspec.engine.sequence import Detokenizer
 from jaxspec.engine.state import init_state
-from jaxspec.engine.steps import build_steps
+from jaxspec.engine.steps import build_narrow_steps, build_steps
 from jaxspec.mode import Mode
 from jaxspec.models import Target, build_target
 from jaxspec.models.config import ModelConfig
@@ -266,11 +268,16 @@ def build_engine(
         kernels=kernels,
     )
     drafter = plan.build(target, geometry.page_size, kernels)
+    widths = (drafter.block_size,)
+    if config.adaptive and config.force_accept is None:
+        widths = widths_of(drafter)
     engine = Engine(
         geometry,
         params,
         init_state(geometry, target, drafter),
         {mode: build_steps(geometry, target, drafter, mode=mode) for mode in Mode},
+        pace=Pace(widths, drafter.max_accept_length - 1) if len(widths) > 1 else None,
+        narrow_steps=build_narrow_steps(geometry, target, drafter, widths[1:]),
         eos_token_ids=model.eos_token_ids,
         make_detokenizer=make_detokenizer,
         tokenizer=tokenizer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from jaxspec.engine.commit import commit_tokens
 from jaxspec.engine.draft_input import DraftInput
 from jaxspec.engine.edits import build_start_edits, pack_edits, pack_start
 from jaxspec.engine.logprob_output import DecodeToken, read_logprobs
+from jaxspec.engine.pace import Pace
 from jaxspec.engine.page_table import PageTable
 from jaxspec.engine.sequence import Detokenizer, Sequence, TextCodec
 from jaxspec.engine.state import EngineState, StepOutput
@@ -82,12 +83,21 @@ class Dispatch(NamedTuple):
     output: jax.Array  # packed, i32[B, N+4], or i32[k, B, N+4] of a loop
     entries: list[Entry]
     max_commit: int  # rows of KV that it can add to a request
+    kind: str  # "prefill" | "decode" | "decode_loop"
+    mode: Mode
+    width: int  # tokens verified a row
+    started_s: float
     tiles: Collection[Tile]  # of a prefill
 
     @property
     def is_prefill(self) -> bool:
         """True of a prefill."""
-        return bool(self.tiles)
+        return self.kind == "prefill"
+
+    @property
+    def batch(self) -> Hashable:
+        """What tells programs of one width apart: kind, mode and bucket."""
+        return self.kind, self.mode, self.output.shape[-2]
 
 
 class Engine:
@@ -97,6 +107,8 @@ class Engine:
 
     steps: the programs of each mode that requests may need.
     make_detokenizer: called per request; None where nobody asks for text.
+    pace: chooses how much to verify; None always verifies all drafts. narrow_steps: the programs of
+        its other widths.
     prefix_lookahead: `Drafter.kv_lookahead`; None keeps no KV of past texts.
     tokenizer: for bad words and the texts of log-probabilities; None where there is none.
     expected_accept_length: a mean below it, once enough was drafted, is worth a warning.
@@ -113,13 +125,17 @@ class Engine:
         make_detokenizer: Callable[[Request], Detokenizer] | None = None,
         tokenizer: TextCodec | None = None,
         overlap: bool = True,
+        pace: Pace | None = None,
+        narrow_steps: Mapping[int, dict[Mode, Steps]] | None = None,
         prefix_lookahead: int | None = None,
         seed: int = 0,
         expected_accept_length: float | None = None,
     ):
         self.geometry = geometry
         self.stats = EngineStats(accept_lengths=[0] * (geometry.block_size + 1))
+        self.pace = pace
         self._params, self._state, self._steps = params, state, steps
+        self._narrow_steps = narrow_steps or {}
         self._eos_token_ids = eos_token_ids
         self._make_detokenizer = make_detokenizer
         self._tokenizer = tokenizer
@@ -139,6 +155,7 @@ class Engine:
         self._in_flight: deque[Dispatch] = deque()
         self._by_id: dict[str, Sequence] = {}
         self._warm: set[Mode] = set()  # those whose programs were compiled beforehand
+        self._last_landed = ("prefill", 0.0)  # kind and time
         self._edits: EditRows | None = None  # from the first request on that needs them
 
     def _use_pool(self, pool: PagePool) -> None:
@@ -217,9 +234,14 @@ class Engine:
             raise RelayError("; ".join(faults), outputs)
         return outputs
 
-    def run_idle(self, kind: str, packed: np.ndarray, *, mode: Mode) -> None:
-        """Runs a program on padding rows alone and waits for it; requests are not touched."""
-        jax.block_until_ready(self._call(kind, packed, mode))
+    def run_idle(
+        self, kind: str, packed: np.ndarray, *, mode: Mode, width: int | None = None
+    ) -> None:
+        """Runs a program on padding rows alone and waits for it; requests are not touched.
+
+        width: tokens verified a row, all by default.
+        """
+        jax.block_until_ready(self._call(kind, packed, mode, width or self.geometry.block_size))
         self._warm.add(mode)
 
     def check_idle(self) -> None:
@@ -363,16 +385,23 @@ class Engine:
             self._warm.add(mode)
             name = mode.name.lower()
             log.warning("compiling for %s while requests wait; name it in warm_up", name)
-        output = self._call(kind, packed, mode)
+        width = 1 if tiles else self.geometry.block_size
+        if self.pace is not None and not tiles:
+            width = self.pace.choose((kind, mode, len(packed)))
+        output = self._call(kind, packed, mode, width)
         output.copy_to_host_async()
         for seq, _ in entries:
             seq.num_in_flight += 1
             self._in_flight_rows[seq.slot] += max_commit
-        self._in_flight.append(Dispatch(output, entries, max_commit, tiles))
+        now = time.perf_counter()
+        dispatch = Dispatch(output, entries, max_commit, kind, mode, width, now, tiles)
+        self._in_flight.append(dispatch)
 
-    def _call(self, kind: str, packed: np.ndarray, mode: Mode) -> jax.Array:
+    def _call(self, kind: str, packed: np.ndarray, mode: Mode, width: int) -> jax.Array:
         """Runs a program; those of modes without edits never see the edits' rows."""
-        step = getattr(self._steps[mode], kind)
+        is_narrow = kind != "prefill" and width < self.geometry.block_size
+        steps = self._narrow_steps[width] if is_narrow else self._steps
+        step = getattr(steps[mode], kind)
         if not mode.edits:
             self._state, output = step(self._params, self._state, packed)
             return output
@@ -397,12 +426,13 @@ class Engine:
         packed = np.asarray(dispatch.output)
         now = time.perf_counter()
         self.stats.wait_s += now - before
-        block_size = 1 if dispatch.is_prefill else self.geometry.block_size
         output = StepOutput.unpack(
-            packed if packed.ndim == 3 else packed[None], block_size, self.geometry.vocab_size
+            packed if packed.ndim == 3 else packed[None], dispatch.width, self.geometry.vocab_size
         )
         for row, tile in enumerate(dispatch.tiles):
             self._keep_prompt_logprobs(tile, output.logprobs[0, row, 1:])
+        if self.pace is not None:
+            self._tell_pace(dispatch, output, now)
         faults = []
         for seq, row in dispatch.entries:
             seq.num_in_flight -= 1
@@ -412,7 +442,7 @@ class Engine:
                 for step in range(len(packed) if packed.ndim == 3 else 1):
                     if seq.is_over:
                         break
-                    self._commit(seq, output.row(step, row), dispatch.is_prefill, now, faults)
+                    self._commit(seq, output.row(step, row), dispatch, now, faults)
                     changed[seq.request.request_id] = seq
             if seq.is_over and seq.slot and not seq.num_in_flight:
                 self._release(seq)
@@ -436,8 +466,20 @@ class Engine:
             return None
         return lambda token: tokenizer.decode([token], skip_special_tokens=False)
 
+    def _tell_pace(self, dispatch: Dispatch, output: StepOutput, now: float) -> None:
+        """Reports what a decode dispatch took, if nothing else ran meanwhile, and brought."""
+        last, self._last_landed = self._last_landed, (dispatch.kind, now)
+        if dispatch.is_prefill:
+            return
+        if last[0] != "prefill":
+            seconds = now - max(last[1], dispatch.started_s)
+            self.pace.note_time(dispatch.batch, dispatch.width, seconds)
+        live = output.num_committed[:, : len(dispatch.entries)] > 0
+        accepted = output.num_accepted[:, : len(dispatch.entries)][live]
+        self.pace.note_accepted(dispatch.batch, dispatch.width, accepted.tolist())
+
     def _commit(
-        self, seq: Sequence, result: StepOutput, is_prefill: bool, now: float, faults: list[str]
+        self, seq: Sequence, result: StepOutput, dispatch: Dispatch, now: float, faults: list[str]
     ) -> None:
         bits = int(result.errors)
         if bits:
@@ -461,16 +503,19 @@ class Engine:
             stop_ids=stop_ids_of(seq.request, self._eos_token_ids),
             logprobs=logprobs,
         )
-        if not is_prefill and count:
+        if not dispatch.is_prefill and count:
             # A stop string may have cut off tokens that the device committed.
-            self._count(seq, int(result.num_accepted), len(seq.output_ids) - num_before)
+            num_kept = len(seq.output_ids) - num_before
+            self._count(seq, dispatch.width - 1, int(result.num_accepted), num_kept)
         if seq.finished:
             self._finish(seq, seq.finish_reason)
 
-    def _count(self, seq: Sequence, num_accepted: int, num_committed: int) -> None:
+    def _count(
+        self, seq: Sequence, num_drafted: int, num_accepted: int, num_committed: int
+    ) -> None:
         for sums in (self.stats, seq.metrics):
             sums.num_verifies += 1
-            sums.num_draft_tokens += self.geometry.block_size - 1
+            sums.num_draft_tokens += num_drafted
             sums.num_accepted += num_accepted
             sums.num_committed += num_committed
         self.stats.accept_lengths[num_accepted + 1] += 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import Drafter, ModelParams
+from jaxspec.drafters.narrow import narrow
 from jaxspec.engine.decode_step import build_decode_loop, build_decode_step, build_split_decode_step
 from jaxspec.engine.prefill_step import build_prefill_step
 from jaxspec.engine.state import EngineState
@@ -45,3 +46,18 @@ def build_steps(
         decode=build(geometry, target, drafter, mode=mode),
         decode_loop=loop,
     )
+
+
+def build_narrow_steps(
+    geometry: Geometry, target: Target, drafter: Drafter, widths: Sequence[int]
+) -> dict[int, dict[Mode, Steps]]:
+    """The programs that verify fewer drafts, by width; their prefill is that of all drafts."""
+    return {
+        width: {
+            mode: build_steps(
+                geometry, target, narrow(drafter, width, geometry.page_size), mode=mode
+            )
+            for mode in Mode
+        }
+        for width in widths
+    }

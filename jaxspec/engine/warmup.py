@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from jaxspec.engine.state import empty_prefill_batch
 from jaxspec.mode import Mode
 
 OnProgress = Callable[[str, int, int], None]  # (what, done, total)
+_TIMED_RUNS = 3
 _RUNS = 2  # the first compiles; on a GPU the second records the command buffer
 
 
@@ -36,10 +38,25 @@ def warmup(
             jobs.append((mode, "decode", packed))
             if geometry.decode_steps > 1:
                 jobs.append((mode, "decode_loop", packed))
-    for done, (mode, kind, packed) in enumerate(jobs):
+    widths = engine.pace.widths if engine.pace is not None else (geometry.block_size,)
+    jobs = [
+        (*job, width)
+        for job in jobs
+        for width in (widths if job[1] != "prefill" else (geometry.block_size,))
+    ]
+    for done, (mode, kind, packed, width) in enumerate(jobs):
         if on_progress is not None:
             on_progress("compiling", done, len(jobs))
         for _ in range(_RUNS):
-            engine.run_idle(kind, packed, mode=mode)
+            engine.run_idle(kind, packed, mode=mode, width=width)
+        if engine.pace is not None and kind != "prefill":
+            seconds = min(_timed(engine, kind, packed, mode, width) for _ in range(_TIMED_RUNS))
+            engine.pace.set_time((kind, mode, len(packed)), width, seconds)
     if on_progress is not None:
         on_progress("compiling", len(jobs), len(jobs))
+
+
+def _timed(engine: Engine, kind: str, packed: np.ndarray, mode: Mode, width: int) -> float:
+    before = time.perf_counter()
+    engine.run_idle(kind, packed, mode=mode, width=width)
+    return time.perf_counter() - before

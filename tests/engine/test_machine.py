@@ -182,7 +182,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self):
         if self.engine is None:
             return
-        for output in drain(self.engine).values():
+        for output in drain(self.engine, max_steps=5000).values():
             self.note(output)
         self.engine.check_idle()
         assert not np.asarray(self.engine._state.future_map.errors).any()

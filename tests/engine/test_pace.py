@@ -1,0 +1,205 @@
+"""Fewer drafts are verified, or none, where that is faster; text and state stay the same."""
+
+import numpy as np
+import pytest
+
+from jaxspec.engine.pace import Pace
+from jaxspec.engine.warmup import warmup
+from jaxspec.mode import Mode
+from tests.engine.test_programs import compilations
+from tests.harness import (
+    BLOCK,
+    PAGE,
+    SCRIPT,
+    check,
+    drain,
+    expected,
+    make_engine,
+    request,
+    run,
+    script_of,
+    tokens_of,
+)
+
+WIDTHS = (8, 4, 1)
+
+
+class Forced(Pace):
+    """Takes widths from a list."""
+
+    def __init__(self, *widths):
+        super().__init__(WIDTHS, BLOCK - 1)
+        self._list, self.chosen = widths, []
+
+    def choose(self, batch):
+        self.chosen.append(self._list[len(self.chosen) % len(self._list)])
+        return self.chosen[-1]
+
+
+def accept_lengths_of(asked, accepts, widths):
+    """What the scripted drafter must show when only so many of its drafts are verified."""
+    script, lengths = script_of(accepts), []
+    emitted, total, start = 1, len(expected(asked)), len(asked.prompt_token_ids)
+    while emitted < total:
+        width = widths[len(lengths) % len(widths)]
+        lengths.append(int(min(script[start + emitted - 1], width - 1)) + 1)
+        emitted += lengths[-1]
+    return lengths
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "blocking"])
+@pytest.mark.parametrize("widths", [(1,), (4,), (8, 1), (1, 1, 8, 4), (4, 1, 1, 8, 8, 1)], ids=str)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 4}], ids=str)
+def test_a_drafter_drafts_on_after_steps_without_it(sampling, widths, overlap):
+    """Its KV and its carry are those of one that always drafted, or no draft would be right."""
+    engine = make_engine(pace=Forced(*widths), overlap=overlap)
+    asked = request("a", [3, 1, 4], max_tokens=28, ignore_eos=True, **sampling)
+    output = run(engine, asked)["a"]
+    check({"a": output}, asked)
+    lengths = output.metrics.accept_lengths
+    assert lengths == accept_lengths_of(asked, SCRIPT, widths)
+    drafted = [width - 1 for width, _ in zip(engine.pace.chosen, lengths, strict=False)]
+    assert output.metrics.num_draft_tokens == sum(drafted)
+
+
+def test_kv_and_carry_equal_those_of_always_drafting():
+    """Every row of both, over widths that change in the middle of pages."""
+    states = []
+    for pace in (None, Forced(1, 4, 1, 8)):
+        engine = make_engine(pace=pace, overlap=False, accepts=1)
+        engine.add_request(request("a", [3, 1, 4], max_tokens=None, ignore_eos=True))
+        rows = {}
+        while engine._by_id:
+            engine.step()
+            if 1 in engine._running:
+                seq, length = engine._running[1], int(engine._published_lens[1])
+                pool = np.asarray(engine._state.drafter_state[0])[:, 0, 0]
+                locs = [seq.pages[p // PAGE] * PAGE + p % PAGE for p in range(length)]
+                kv = pool.reshape(-1, pool.shape[-1])[locs].tolist()
+                carry = np.asarray(engine._state.future_map.carry["checksum"])[1].tolist()
+                rows[length] = kv, carry
+        states.append(rows)
+    common = states[0].keys() & states[1].keys()
+    assert len(common) > 3
+    for length in common:
+        assert states[0][length] == states[1][length]
+
+
+def test_nothing_compiles_when_the_width_changes():
+    """F27: all widths are compiled and timed before serving."""
+    engine = make_engine(pace=Pace(WIDTHS, BLOCK - 1))
+    warmup(engine, modes=(Mode.GREEDY,))
+    batch = ("decode", Mode.GREEDY, 4)
+    assert set(engine.pace._times) == {(batch, width) for width in WIDTHS}
+    asked = [request(f"r{i}", [i, 5], max_tokens=20, ignore_eos=True) for i in range(6)]
+    for each in asked:
+        expected(each)
+    compilations.clear()
+    for fastest in WIDTHS:
+        for width in WIDTHS:
+            engine.pace.set_time(batch, width, 1e-3 if width == fastest else 1.0)
+        outputs = run(engine, *asked)
+        check(outputs, *asked)
+        drafted = sum(output.metrics.num_draft_tokens for output in outputs.values())
+        verified = sum(output.metrics.num_verifies for output in outputs.values())
+        assert abs(drafted / verified - (fastest - 1)) < 1.0
+    assert compilations == []
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "random"])
+def test_other_drafters_at_changing_widths(drafter):
+    engine = make_engine(drafter, pace=Forced(1, 8, 4))
+    asked = [request(f"r{i}", [i + 1, 7], max_tokens=20, ignore_eos=True) for i in range(4)]
+    check(run(engine, *asked), *asked)
+
+
+def test_an_engine_that_was_not_timed_verifies_all():
+    engine = make_engine(pace=Pace(WIDTHS, BLOCK - 1))
+    output = run(engine, request("a", [3], max_tokens=9, ignore_eos=True))["a"]
+    assert output.metrics.num_draft_tokens == 7 * output.metrics.num_verifies
+    drain(engine)
+    assert len(tokens_of(output)) == 9
+
+
+class Machine:
+    """A make-believe machine: a step's time by batch and width, and drafts right so often."""
+
+    def __init__(self, plain_ms, per_token_ms, draft_ms, seed=0):
+        self.plain, self.per_token, self.draft = plain_ms, per_token_ms, draft_ms
+        self.rng = np.random.default_rng(seed)
+
+    def time(self, rows, width):
+        draft = self.draft if width > 1 else 0.0
+        return self.plain + draft + self.per_token * rows * width
+
+    def accept(self, width, rate):
+        wrong = self.rng.random(width - 1) >= rate
+        return int(np.argmax(wrong)) if wrong.any() else width - 1
+
+    def serve(self, pace, rows, rate, num_steps):
+        """Tokens a millisecond."""
+        tokens = elapsed = 0.0
+        for _ in range(num_steps):
+            width = pace.choose(rows) if isinstance(pace, Pace) else pace
+            accepted = [self.accept(width, rate) for _ in range(rows)]
+            took = self.time(rows, width) * self.rng.uniform(0.97, 1.03)
+            if isinstance(pace, Pace):
+                pace.note_time(rows, width, took)
+                pace.note_accepted(rows, width, accepted)
+            tokens += rows + sum(accepted)
+            elapsed += took
+        return tokens / elapsed
+
+
+def timed(machine, batches=(1, 2, 4, 8, 16, 32, 64)):
+    pace = Pace(WIDTHS, BLOCK - 1)
+    for rows in batches:
+        for width in WIDTHS:
+            pace.set_time(rows, width, machine.time(rows, width))
+    return pace
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("rows", [1, 4, 16, 64])
+def test_a_sweep_follows_the_better_of_the_curves(rows, rate):
+    """From the first step on, within 3 percent of plain decoding and of always drafting."""
+    machine = Machine(plain_ms=5.0, per_token_ms=0.05, draft_ms=1.0)
+    best = max(machine.serve(width, rows, rate, 2000) for width in (8, 1))
+    assert machine.serve(timed(machine), rows, rate, 2000) >= 0.97 * best
+
+
+def test_drafting_resumes_when_it_pays_again():
+    machine = Machine(plain_ms=5.0, per_token_ms=0.05, draft_ms=1.0)
+    pace = timed(machine)
+    machine.serve(pace, 8, 0.02, 1000)
+    assert pace._width == 1
+    machine.serve(pace, 8, 0.95, 400)
+    assert pace._width == 8
+    machine.serve(pace, 8, 0.02, 400)
+    assert pace._width == 1
+
+
+def test_a_shorter_width_is_taken_before_none():
+    """Two drafts in a row are right and the third never is."""
+    machine = Machine(plain_ms=5.0, per_token_ms=0.2, draft_ms=0.5)
+    machine.accept = lambda width, rate: min(2, width - 1)
+    pace = timed(machine)
+    machine.serve(pace, 16, 1.0, 500)
+    assert pace._width == 4
+
+
+def test_batches_of_different_sizes_are_judged_apart():
+    machine = Machine(plain_ms=5.0, per_token_ms=0.05, draft_ms=1.0)
+    pace = timed(machine)
+    machine.serve(pace, 64, 0.6, 300)
+    assert pace._width < 8
+    machine.serve(pace, 1, 0.6, 300)
+    assert pace._width == 8
+
+
+def test_a_pause_of_the_machine_is_no_step_time():
+    pace = timed(Machine(5.0, 0.05, 1.0))
+    before = dict(pace._times)
+    pace.note_time(1, 8, 1e6)
+    pace.note_time("unknown", 8, 1.0)
+    assert pace._times == before
