@@ -21,6 +21,7 @@ MAX_LOGIT_BIAS = 300  # entries, as the OpenAI API allows
 MAX_BAD_WORDS = 64  # token sequences
 MAX_BAD_WORD_LEN = 8  # tokens of each
 MAX_BLOCK_SIZE = 64
+ACCEPT_RULES = ("keyed", "rejection")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _CPU_KV_BYTES = 1 << 30  # host memory is shared with everything else; more only when asked for
 
@@ -80,6 +81,11 @@ class EngineConfig:
     overlap: bool = _option(True, "dispatch a step before the result of the last is known")
     kernels: str = _option("auto", "auto, xla or triton: implementation of every kernel op")
     seed: int = _option(0, "seed of requests that name none")
+    accept_rule: str = _option(
+        "keyed",
+        "keyed: the text is that of plain decoding; rejection: sampled text is distributed as "
+        "plain decoding's, and more drafts are accepted",
+    )
     force_accept: int | None = _option(
         None, "for benchmarks: accept this many drafts whatever the target says (not lossless)"
     )
@@ -88,6 +94,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_field_types(self, ConfigError)
         _choice("dtype", self.dtype, DTYPES)
+        _choice("accept_rule", self.accept_rule, ACCEPT_RULES)
+        if self.accept_rule == "rejection" and self.tree_nodes is not None:
+            raise ConfigError(
+                "accept_rule is 'rejection', which takes drafts one behind the other, but "
+                f"tree_nodes is {self.tree_nodes}; leave out the one or the other"
+            )
         for name in self.warm_up:
             _choice("warm_up", name, tuple(mode.name.lower() for mode in Mode))
         object.__setattr__(self, "warm_up", tuple(self.warm_up))
@@ -159,6 +171,7 @@ class Geometry:
     max_stop_ids: int = MAX_STOP_IDS
     dtype: str = "float32"
     kernels: Kernels = Kernels()
+    accept_rule: str = "keyed"
     force_accept: int | None = None
     poison: bool = False
 
@@ -243,6 +256,7 @@ def resolve(
         decode_steps=decode_steps,
         dtype=dtype,
         kernels=kernels,
+        accept_rule=config.accept_rule,
         force_accept=config.force_accept,
         poison=config.poison,
     )

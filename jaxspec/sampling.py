@@ -6,6 +6,8 @@ it is the same in plain decoding and in verification, in any batch and after any
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -64,20 +66,40 @@ def sampling_scores(logits: jax.Array, positions: jax.Array, rows: SamplingRows)
     filtered out has -inf.
     """
     greedy = rows.temperature == 0.0
-    temperature = jnp.where(greedy, 1.0, rows.temperature).astype(jnp.float32)
+    noise = position_gumbel(rows.key, positions, logits.shape[-1])
+    noisy = filtered_scores(logits, rows) + noise
+    return jnp.where(greedy[:, None, None], logits, noisy)
+
+
+def filtered_scores(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+    """Unnormalised log-probabilities that tokens are drawn with: f32[B, N, V], -inf for none.
+
+    Greedy rows are treated as those of temperature 1.
+    """
+    temperature = jnp.where(rows.temperature == 0.0, 1.0, rows.temperature).astype(jnp.float32)
     # Measured from the highest, so that no temperature, however small, makes them overflow.
     scores = (logits - logits.max(-1, keepdims=True)) / temperature[:, None, None]
-    noise = position_gumbel(rows.key, positions, logits.shape[-1])
-    noisy = jnp.where(filter_mask(scores, rows), scores + noise, -jnp.inf)
-    return jnp.where(greedy[:, None, None], logits, noisy)
+    return jnp.where(filter_mask(scores, rows), scores, -jnp.inf)
 
 
 def position_gumbel(keys: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
     """Gumbel noise f32[B, N, V] of keys u32[B, 2] at absolute positions i32[B, N]."""
 
-    def of_position(key_data: jax.Array, position: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=_THREEFRY), position)
+    def of_key(key: jax.Array) -> jax.Array:
         return jax.random.gumbel(key, (vocab_size,), jnp.float32)
+
+    return fold_positions(keys, positions, of_key)
+
+
+def fold_positions(
+    keys: jax.Array, positions: jax.Array, of_key: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """Draws with `fold_in(key, position)` of keys u32[B, 2], positions i32[B, N]: [B, N, ...]."""
+
+    def of_position(key_data: jax.Array, position: jax.Array) -> jax.Array:
+        return of_key(
+            jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=_THREEFRY), position)
+        )
 
     return jax.vmap(jax.vmap(of_position, (None, 0)), (0, 0))(keys, positions)
 

@@ -43,6 +43,7 @@ def test_defaults_on_cpu_are_decided_in_full():
         "max_stop_ids": 16,
         "dtype": "float32",
         "kernels": dataclasses.asdict(Kernels()),
+        "accept_rule": "keyed",
         "force_accept": None,
         "poison": False,
     }
@@ -157,7 +158,7 @@ def test_an_unknown_option_names_the_nearest():
 
 
 def test_an_unknown_option_like_no_other_lists_all():
-    with pytest.raises(ConfigError, match=r"^unknown option 'zzz'; known: adaptive, .* seed"):
+    with pytest.raises(ConfigError, match=r"^unknown option 'zzz'; known: accept_rule, .* seed"):
         EngineConfig.from_kwargs(zzz=1)
 
 
@@ -203,3 +204,14 @@ def test_an_unknown_kind_of_batch_to_compile_for_is_refused():
     )
     with pytest.raises(ConfigError, match="^" + re.escape(message)):
         EngineConfig(warm_up=("greedy", "logits"))
+
+
+def test_rejection_takes_no_trees():
+    message = (
+        "accept_rule is 'rejection', which takes drafts one behind the other, but tree_nodes is 8; "
+        "leave out the one or the other"
+    )
+    with pytest.raises(ConfigError, match="^" + re.escape(message) + "$"):
+        EngineConfig(accept_rule="rejection", tree_nodes=8)
+    with pytest.raises(ConfigError, match=r"^accept_rule is 'x'; it must be one of keyed, rej"):
+        EngineConfig(accept_rule="x")

@@ -31,6 +31,7 @@ LAYERS = [
         "jaxspec.future_map",
         "jaxspec.sampling",
         "jaxspec.logit_edits",
+        "jaxspec.rejection",
         "jaxspec.logprobs",
         "jaxspec.cache",
         "jaxspec.models",

@@ -97,7 +97,7 @@ def add_arguments(parser: Parser) -> None:
     add_options(parser.add_argument_group("acceptance"), AcceptanceOptions)
     add_options(parser.add_argument_group("roofline"), RooflineOptions)
     engine = parser.add_argument_group("engine")
-    add_options(engine, EngineConfig, leave_out=("drafter",))
+    add_options(engine, EngineConfig, leave_out=("drafter", "warm_up"))
     engine.add_argument(
         "--compilation-cache",
         action=argparse.BooleanOptionalAction,
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
     """Runs a mode and prints its table or JSON; returns the exit status."""
     mode = MODES[args.mode]
     config = EngineConfig.from_kwargs(
-        **{**mode.engine, **given(args, EngineConfig, leave_out=("drafter",))}
+        **{**mode.engine, **given(args, EngineConfig, leave_out=("drafter", "warm_up"))}
     )
     roofline = RooflineOptions(**_tuples(given(args, RooflineOptions)))
     acceptance = AcceptanceOptions(**_tuples(given(args, AcceptanceOptions)))

@@ -56,6 +56,11 @@ class DraftContext:
     )
     """What `sample` takes the highest of, f32[B, K, V], for drafters of trees: noise included,
     filtered tokens at -inf."""
+    log_probs: Callable[[jax.Array], jax.Array] | None = flax.struct.field(
+        pytree_node=False, default=None
+    )
+    """Log-probabilities f32[B, K, V] that `sample` draws with, where the accept rule asks for them;
+    else None."""
 
 
 class DraftBlock(NamedTuple):
@@ -64,6 +69,7 @@ class DraftBlock(NamedTuple):
     tokens: jax.Array  # token_dtype[B, N] bonus token, then K drafts
     num_draft_tokens: jax.Array  # i32[B] how many drafts are meant, 0..K; the rest never match
     parents: jax.Array | None = None  # i32[B, N] of a tree, as `tree.DraftTree`; None: a chain
+    log_probs: jax.Array | None = None  # f32[B, K, V] that drafts were drawn with; None: certain
 
 
 @flax.struct.dataclass

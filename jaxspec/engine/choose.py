@@ -17,7 +17,8 @@ from jaxspec.logit_edits import (
     preceding_in_tree,
 )
 from jaxspec.mode import Mode
-from jaxspec.sampling import greedy_tokens, sampling_scores
+from jaxspec.rejection import rejection_choice
+from jaxspec.sampling import filtered_scores, greedy_tokens, sampling_scores
 
 
 def choose_tokens(
@@ -74,6 +75,50 @@ def token_scores(
         lambda logits: logits,
         logits,
     )
+
+
+def token_log_probs(
+    logits: jax.Array,
+    positions: jax.Array,
+    limits: Limits,
+    edits: EditRows | None = None,
+    before: Preceding | None = None,
+    *,
+    mode: Mode,
+) -> jax.Array:
+    """What sampled rows draw their tokens with: f32[B, N, V], -inf of what they never choose.
+
+    Arguments as of `token_scores`.
+    """
+    if mode.edits:
+        logits = edit_logits(logits, positions, edits, limits.stop_ids, before)
+    return jax.nn.log_softmax(filtered_scores(logits, limits.sampling), axis=-1)
+
+
+def choose_by_rejection(
+    logits: jax.Array,
+    positions: jax.Array,
+    limits: Limits,
+    edits: EditRows | None,
+    before: Preceding | None,
+    draft: DraftBlock,
+    predicted: jax.Array,
+    *,
+    mode: Mode,
+) -> jax.Array:
+    """As `choose_tokens`, by classical rejection sampling in rows that sample.
+
+    predicted: token_dtype[B, N] the choice of greedy rows.
+    """
+    chosen = rejection_choice(
+        token_log_probs(logits, positions, limits, edits, before, mode=mode),
+        draft.log_probs,
+        draft.tokens[:, 1:],
+        draft.num_draft_tokens,
+        limits.sampling.key,
+        positions,
+    )
+    return jnp.where((limits.sampling.temperature > 0.0)[:, None], chosen, predicted)
 
 
 def preceding(draft: DraftBlock, tail: jax.Array, depth: int | None) -> Preceding:

@@ -16,7 +16,13 @@ from jax import lax
 from jaxspec.cache.kv_pages import to_null_page
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import DraftContext, Drafter, IngestBatch, ModelParams
-from jaxspec.engine.choose import choose_tokens, preceding, token_scores
+from jaxspec.engine.choose import (
+    choose_by_rejection,
+    choose_tokens,
+    preceding,
+    token_log_probs,
+    token_scores,
+)
 from jaxspec.engine.state import DecodeBatch, EngineState, Limits
 from jaxspec.engine.tree_step import lay_out, straighten
 from jaxspec.future_map import NON_FINITE_LOGITS, FutureMap, RelayPayload
@@ -86,9 +92,15 @@ def build_stages(
         def sample(logits: jax.Array, positions: jax.Array) -> jax.Array:
             return greedy_tokens(scores(logits, positions))
 
+        log_probs = None
+        if geometry.accept_rule == "rejection" and mode is not Mode.GREEDY:
+
+            def log_probs(logits: jax.Array) -> jax.Array:
+                return token_log_probs(logits, block.positions[:, 1:], limits, edits, mode=mode)
+
         with jax.named_scope("draft"):
             context = DraftContext(
-                batch.rows, block, resolved.carry, sample, mode is Mode.GREEDY, scores
+                batch.rows, block, resolved.carry, sample, mode is Mode.GREEDY, scores, log_probs
             )
             draft, drafter_state = drafter.draft(params, state.drafter_state, context)
             block = lay_out(draft, block, drafter.depth)
@@ -105,6 +117,10 @@ def build_stages(
                 before,
                 mode=mode,
             )
+            if log_probs is not None:
+                predicted = choose_by_rejection(
+                    logits, block.positions + 1, limits, edits, before, draft, predicted, mode=mode
+                )
             accepted, path = verify(
                 draft,
                 predicted,
