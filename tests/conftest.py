@@ -18,12 +18,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves nightly tests out unless `-m` names the mark."""
-    if "nightly" in config.getoption("-m"):
-        return
-    for item in items:
-        if "nightly" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="takes long; run with -m nightly"))
+    """Leaves slow and nightly tests out unless `-m` names their mark."""
+    for mark in ("slow", "nightly"):
+        if mark in config.getoption("-m"):
+            continue
+        for item in items:
+            if mark in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=f"takes long; run with -m {mark}"))
 
 
 @pytest.fixture(params=[False, True], ids=["x32", "x64"])

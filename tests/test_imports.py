@@ -55,6 +55,7 @@ LAYERS = [
         "jaxspec.commands",
         "jaxspec.server",
         "jaxspec.bench",
+        "jaxspec.pictures",
         "jaxspec.training",
         "jaxspec.__main__",
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,12 @@ from kernels_pallas.paged_attention.cases import BENCH_CASES, Case
 XLA_MAX_CONTEXT = 4096
 
 
-def bench() -> list[measure.Row]:
+def bench(cases: Iterable[Case] = BENCH_CASES) -> list[measure.Row]:
     """One row a case and implementation; bytes are those of the KV rows read, once each."""
     bandwidth = roofline.copy_bandwidth()
     best = dispatch.pick("paged_attention", head_dim=128).name
     rows = []
-    for case in BENCH_CASES:
+    for case in cases:
         sets, num_bytes = _input_sets(case)
         context = max(case.lens) + case.block
         for implementation in dict.fromkeys((dispatch.XLA, best)):
