@@ -5,7 +5,7 @@ position j and predicts the token at j + 2. Its KV lies in pages of its own unde
 ids. `ingest` makes the rows whose features the target has just computed; the last of them predicts
 the first draft, which is relayed. `draft` goes on from there with the drafter's own outputs in
 place of features: K drafts take K - 1 passes, whose rows lie behind seq_len, where the rows of
-committed tokens later overwrite them.
+committed tokens later overwrite them. `eagle_tree.py` drafts trees in the same way.
 
 Example, seq_len 6 and the bonus token at 6: rows 0..5 are final, row 5 predicted draft 7; the
 passes write rows 6, 7, ... and predict drafts 8, 9, ...
@@ -33,19 +33,17 @@ from jaxspec.drafters.base import (
 )
 from jaxspec.drafters.eagle_checkpoint import load_eagle
 from jaxspec.drafters.eagle_config import EagleConfig
-from jaxspec.drafters.eagle_params import EagleParams
-from jaxspec.future_map import token_dtype
-from jaxspec.models.base import Block, Kernels, Target
-from jaxspec.models.layers import (
-    LayerSpec,
-    attention,
-    embed_tokens,
-    linear,
-    logits_of,
-    rms_norm,
-    rope_inv_freq,
-    swiglu,
+from jaxspec.drafters.eagle_network import (
+    build_network,
+    highest_probability,
+    project_features,
+    to_target_ids,
+    to_target_vocabulary,
 )
+from jaxspec.drafters.eagle_tree import build_tree_draft, eagle_tree_shape
+from jaxspec.drafters.tree import TreeShape, best_tokens
+from jaxspec.future_map import token_dtype
+from jaxspec.models.base import Kernels, Target
 from jaxspec.sampling import greedy_tokens
 
 DEFAULT_BLOCK_SIZE = 6  # five drafts; a sixth is rarely right and costs a pass as any other
@@ -54,9 +52,10 @@ DEFAULT_BLOCK_SIZE = 6  # five drafts; a sixth is rarely right and costs a pass 
 class EagleCarry(NamedTuple):
     """What the ingest relays to the next draft, a row a request.
 
-    topk_p: f32[B, 1] the drafter's probability of its first draft. topk_index: token_dtype[B, 1]
-    that draft, an id of the target. hidden_states: [B, E] what the next pass reads in place of a
-    feature, and what a batch with sampling rows draws its first draft from.
+    topk_p: f32[B, k] the drafter's probabilities of its first drafts, one of a chain.
+    topk_index: token_dtype[B, k] those drafts, ids of the target. hidden_states: [B, E] what the
+    next pass reads in place of a feature, and what a batch with sampling rows draws its first
+    drafts from.
     """
 
     topk_p: jax.Array
@@ -69,9 +68,11 @@ def plan_eagle(setup: DrafterSetup) -> DrafterPlan:
 
     Raises:
         ModelFileError: the checkpoint is unfit for the target.
+        ConfigError: a tree that the settings or the checkpoint leave no room for.
     """
     config, params = load_eagle(setup.checkpoint, setup.target, setup.dtype)
     block_size = setup.config.block_size or DEFAULT_BLOCK_SIZE
+    tree = eagle_tree_shape(setup.config, config, block_size)
 
     def build(target: Target, page_size: int, kernels: Kernels) -> Drafter:
         return build_eagle(
@@ -82,10 +83,19 @@ def plan_eagle(setup: DrafterSetup) -> DrafterPlan:
             dtype=jnp.dtype(setup.dtype),
             kernels=kernels,
             draft_window=setup.config.draft_window,
+            tree=tree,
         )
 
     kv_bytes, shapes = kv_and_shapes(config, 1, setup.dtype)
-    return DrafterPlan(params, config.feature_layers, block_size, kv_bytes, shapes, build)
+    return DrafterPlan(
+        params=params,
+        feature_layers=config.feature_layers,
+        block_size=block_size if tree is None else tree.num_nodes,
+        kv_bytes_per_token=kv_bytes,
+        kernel_shapes=shapes,
+        build=build,
+        tree_depth=None if tree is None else tree.depth,
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -98,6 +108,7 @@ def build_eagle(
     dtype: jnp.dtype,
     kernels: Kernels,
     draft_window: int | None = None,
+    tree: TreeShape | None = None,
 ) -> Drafter:
     """Builds the pure functions of an EAGLE drafter; equal arguments give the same `Drafter`.
 
@@ -112,6 +123,7 @@ def build_eagle(
         dtype: of parameters, activations and KV, as the target's.
         kernels: the implementation of each op.
         draft_window: positions that its layer looks back over at most; None leaves it as trained.
+        tree: what to draft in place of a chain.
 
     Raises:
         ValueError: a block without room for a draft.
@@ -119,78 +131,29 @@ def build_eagle(
     if block_size < 2:
         raise ValueError(f"block size {block_size} leaves no room for a draft; use 2 or more")
     num_draft_tokens = block_size - 1
-    inv_freq = rope_inv_freq(config.head_dim, config.rope_theta, config.rope_scaling)
-    windows = [window for window in (config.window, draft_window) if window is not None]
-    spec = LayerSpec(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        rms_norm_eps=config.rms_norm_eps,
-        window=min(windows, default=None),
-    )
+    num_first = 1 if tree is None else tree.width
+    network = build_network(config, target, kernels=kernels, draft_window=draft_window)
 
     def init_state(num_pages: int, num_slots: int, max_len: int) -> jax.Array:
         return jnp.zeros((num_pages, 2, config.num_kv_heads, page_size, config.head_dim), dtype)
 
     def init_carry(num_slots: int) -> EagleCarry:
         return EagleCarry(
-            topk_p=jnp.zeros((num_slots + 1, 1), jnp.float32),
-            topk_index=jnp.zeros((num_slots + 1, 1), token_dtype()),
+            topk_p=jnp.zeros((num_slots + 1, num_first), jnp.float32),
+            topk_index=jnp.zeros((num_slots + 1, num_first), token_dtype()),
             hidden_states=jnp.zeros((num_slots + 1, config.hidden_size), dtype),
         )
-
-    def forward(
-        params: ModelParams, kv: jax.Array, hidden: jax.Array, token_ids: jax.Array, block: Block
-    ) -> tuple[jax.Array, jax.Array]:
-        """(features or own outputs [B, N, E], tokens after them) -> (outputs [B, N, E], kv)."""
-        own = params.drafter
-        embeds = (
-            target.embed(params.target, token_ids)
-            if own.embed is None
-            else embed_tokens(own.embed, token_ids)
-        )
-        x, residual = layer_input(own, embeds, hidden, config)
-        attended, kv = attention(
-            x,
-            kv,
-            block,
-            own.layer,
-            q_norm=own.q_norm,
-            k_norm=own.k_norm,
-            inv_freq=jnp.asarray(inv_freq),
-            spec=spec,
-            kernels=kernels,
-        )
-        x = residual + attended
-        with jax.named_scope("mlp"):
-            x = x + swiglu(
-                rms_norm(x, own.post_norm, config.rms_norm_eps),
-                own.layer,
-                kernels=kernels,
-            )
-        if config.norm_output:
-            x = rms_norm(x, own.norm, config.rms_norm_eps)
-        return x, kv
-
-    def draft_logits(params: ModelParams, hidden: jax.Array) -> jax.Array:
-        """[B, N, E] as `forward` gives them -> f32[B, N, V_draft]."""
-        own = params.drafter
-        if own.norm is not None and not config.norm_output:
-            hidden = rms_norm(hidden, own.norm, config.rms_norm_eps)
-        if own.lm_head is None:
-            return target.logits(params.target, hidden)
-        return logits_of(hidden, own.lm_head)
 
     def next_tokens(
         params: ModelParams, hidden: jax.Array, context: DraftContext, positions: jax.Array
     ) -> jax.Array:
         """The drafts at positions i32[B, 1], from [B, 1, E]: token_dtype[B, 1]."""
-        logits = draft_logits(params, hidden)
+        logits = network.logits(params, hidden)
         if context.greedy:
             return to_target_ids(params.drafter, greedy_tokens(logits))
         return context.sample(to_target_vocabulary(params.drafter, logits, config), positions)
 
-    def draft(
+    def draft_chain(
         params: ModelParams, kv: jax.Array, context: DraftContext
     ) -> tuple[DraftBlock, jax.Array]:
         block, carry = context.block, context.carry
@@ -211,7 +174,7 @@ def build_eagle(
                 kv_locs=block.kv_locs[:, before],
                 lens=block.lens + (step - 1),
             )
-            hidden, kv = forward(params, kv, hidden, token, row)
+            hidden, kv = network.forward(params, kv, hidden, token, row)
             token = next_tokens(params, hidden, context, block.positions[:, step + 1 : step + 2])
             tokens.append(token)
         count = jnp.full_like(context.rows, num_draft_tokens)
@@ -221,77 +184,27 @@ def build_eagle(
         params: ModelParams, kv: jax.Array, batch: IngestBatch
     ) -> tuple[jax.Array, EagleCarry]:
         hidden = project_features(params.drafter, batch.features, config)
-        hidden, kv = forward(params, kv, hidden, batch.next_ids, batch.block)
+        hidden, kv = network.forward(params, kv, hidden, batch.next_ids, batch.block)
         # A frozen or padding row has no valid position; what it relays is never read.
         last = jnp.maximum(batch.num_valid - 1, 0)
         hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
-        logits = draft_logits(params, hidden)
-        best = to_target_ids(params.drafter, greedy_tokens(logits))
-        return kv, EagleCarry(highest_probability(logits), best, hidden[:, 0])
+        logits = network.logits(params, hidden)
+        if tree is None:
+            best = to_target_ids(params.drafter, greedy_tokens(logits))
+            return kv, EagleCarry(highest_probability(logits), best, hidden[:, 0])
+        log_probs, best = best_tokens(logits[:, 0], num_first)
+        best = to_target_ids(params.drafter, best)
+        return kv, EagleCarry(jnp.exp(log_probs), best, hidden[:, 0])
 
     return Drafter(
         name="eagle3" if config.has_taps else "eagle",
-        num_draft_tokens=num_draft_tokens,
+        num_draft_tokens=num_draft_tokens if tree is None else tree.num_nodes - 1,
         feature_layers=config.feature_layers,
         mask_token_id=0,
         init_state=init_state,
         init_carry=init_carry,
-        draft=draft,
+        draft=draft_chain if tree is None else build_tree_draft(network, config, tree),
         ingest=ingest,
         kv_lookahead=1,
+        depth=None if tree is None else tree.depth,
     )
-
-
-def project_features(params: EagleParams, features: jax.Array, config: EagleConfig) -> jax.Array:
-    """Brings the target's features to the drafter's width: [B, N, F * E_target] -> [B, N, E].
-
-    EAGLE-1 and 2 take the one feature as it is.
-    """
-    if not config.has_taps:
-        return features
-    if params.taps_norm is not None:
-        features = rms_norm(features, params.taps_norm, config.rms_norm_eps)
-    if params.fc_norms is not None:
-        taps = jnp.split(features, len(config.feature_layers), axis=-1)
-        normed = [
-            rms_norm(tap, params.fc_norms[i], config.rms_norm_eps) for i, tap in enumerate(taps)
-        ]
-        features = jnp.concatenate(normed, axis=-1)
-    return linear(features, params.fc, params.fc_bias)
-
-
-def layer_input(
-    params: EagleParams, embeds: jax.Array, hidden: jax.Array, config: EagleConfig
-) -> tuple[jax.Array, jax.Array]:
-    """What the layer attends from, [B, N, Z], and its residual stream, [B, N, E].
-
-    EAGLE-3 keeps embedding and hidden state side by side, each normed; EAGLE-1 and 2 mix them by
-    `fc` and have no norm before attention.
-    """
-    if not config.has_taps:
-        mixed = linear(jnp.concatenate([embeds, hidden], axis=-1), params.fc, params.fc_bias)
-        return mixed, mixed
-    normed = rms_norm(hidden, params.hidden_norm, config.rms_norm_eps)
-    embeds = rms_norm(embeds, params.input_norm, config.rms_norm_eps)
-    residual = normed if config.norm_before_residual else hidden
-    return jnp.concatenate([embeds, normed], axis=-1), residual
-
-
-def to_target_ids(params: EagleParams, draft_ids: jax.Array) -> jax.Array:
-    """Maps ids of the draft vocabulary to the target's, token_dtype of any shape."""
-    if params.target_ids is None:
-        return draft_ids
-    return params.target_ids[draft_ids].astype(draft_ids.dtype)
-
-
-def to_target_vocabulary(params: EagleParams, logits: jax.Array, config: EagleConfig) -> jax.Array:
-    """f32[B, N, V_draft] -> f32[B, N, V]; ids outside the draft vocabulary get -inf."""
-    if params.target_ids is None:
-        return logits
-    empty = jnp.full((*logits.shape[:-1], config.vocab_size), -jnp.inf, logits.dtype)
-    return empty.at[..., params.target_ids].set(logits)
-
-
-def highest_probability(logits: jax.Array) -> jax.Array:
-    """The probability of the likeliest token: f32[..., V] -> f32[...]."""
-    return jnp.exp(logits.max(axis=-1) - jax.nn.logsumexp(logits, axis=-1))

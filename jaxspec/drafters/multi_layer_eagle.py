@@ -38,7 +38,8 @@ from jaxspec.drafters.base import (
     kv_and_shapes,
 )
 from jaxspec.drafters.boundary import Boundary, init_boundary, widen
-from jaxspec.drafters.eagle import EagleCarry, highest_probability
+from jaxspec.drafters.eagle import EagleCarry
+from jaxspec.drafters.eagle_network import highest_probability
 from jaxspec.drafters.multi_layer_eagle_checkpoint import load_multi_layer_eagle
 from jaxspec.drafters.multi_layer_eagle_config import MultiLayerEagleConfig
 from jaxspec.future_map import token_dtype

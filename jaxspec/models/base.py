@@ -24,6 +24,8 @@ class Block:
     of several requests into tiles of N tokens, so that row b+1 may continue row b's request.
     KV of all rows is written before any row attends, hence a later tile sees an earlier one.
     Padding rows have lens 0, page table 0 and all `kv_locs` in page 0.
+    The tokens of a tree see of the R rows behind `lens`, of which theirs are the last N, what the
+    mask says, and all before them.
     """
 
     token_ids: jax.Array  # token_dtype[B, N]
@@ -31,7 +33,7 @@ class Block:
     kv_locs: jax.Array  # i32[B, N] flat row to write, page * page_size + offset; page 0: nobody's
     page_table: jax.Array  # i32[B, M] pages of the row's request, in order
     lens: jax.Array  # i32[B] rows of KV before the block
-    mask: jax.Array | None = None  # u32[B, N, ceil(N / 32)] which of the block a tree's token sees
+    mask: jax.Array | None = None  # u32[B, R, ceil(R / 32)] of a tree; None: the block is a chain
 
     def columns(self, first: int, end: int) -> Block:
         """Some of the tokens alone, where they are."""

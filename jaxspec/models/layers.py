@@ -267,6 +267,9 @@ def attention(
             early_launch=early_launch,
             implementation=kernels.kv_write,
         )
+        num_others = 0 if block.mask is None else block.mask.shape[1] - q.shape[1]
+        if num_others:  # the mask counts rows before the block's own, which ask for nothing
+            q = jnp.pad(q, ((0, 0), (num_others, 0), (0, 0), (0, 0)))
         attended = paged_attention(
             q,
             kv_pages,
@@ -277,7 +280,7 @@ def attention(
             block_mask=block.mask,
             early_launch=early_launch,
             implementation=kernels.paged_attention,
-        )
+        )[:, num_others:]
         out = linear(
             attended.reshape(*x.shape[:-1], -1),
             layer.o,

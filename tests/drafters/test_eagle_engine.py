@@ -19,6 +19,7 @@ from jaxspec.drafters.eagle_params import EagleParams
 from jaxspec.drafters.multi_layer_eagle import build_multi_layer_eagle
 from jaxspec.drafters.multi_layer_eagle_config import MultiLayerEagleConfig
 from jaxspec.drafters.multi_layer_eagle_params import MultiLayerEagleParams
+from jaxspec.drafters.tree import TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import empty_prefill_batch, init_state
 from jaxspec.engine.steps import build_steps
@@ -135,15 +136,15 @@ TABLE_EAGLE = EagleConfig(
 
 
 @functools.cache
-def table_eagle() -> tuple[Drafter, EagleParams]:
+def table_eagle(tree: TreeShape | None = None) -> tuple[Drafter, EagleParams]:
     """Reads the toy target's features: token, position and checksum, of very unlike sizes."""
-    drafter = build_eagle(TABLE_EAGLE, build_table_target(PAGE), **SIZES)
+    drafter = build_eagle(TABLE_EAGLE, build_table_target(PAGE), **SIZES, tree=tree)
     scales = jnp.asarray([[0.1, 0.1, 1e-6]], jnp.float32)
     return drafter, random_eagle(TABLE_EAGLE, column_scales=scales)
 
 
-def table_engine(**options) -> Engine:
-    drafter, own = table_eagle()
+def table_engine(tree: TreeShape | None = None, **options) -> Engine:
+    drafter, own = table_eagle(tree)
     params = ModelParams(jnp.asarray(make_table()), own)
     return engine_of(build_table_target(PAGE), drafter, params, **options)
 
@@ -309,7 +310,7 @@ def idle_layer(inputs: int) -> LayerParams:
     )
 
 
-def knowing_eagle() -> tuple[Target, Drafter, ModelParams]:
+def knowing_eagle(tree: TreeShape | None = None) -> tuple[Target, Drafter, ModelParams]:
     """EAGLE-1 whose output is the embedding of the token it read: it knows the target's logits."""
     target, params = chain_target(CHAIN.num_layers)
     config = dataclasses.replace(
@@ -324,7 +325,7 @@ def knowing_eagle() -> tuple[Target, Drafter, ModelParams]:
     own = EagleParams(
         layer=idle_layer(WIDTH), post_norm=jnp.ones(WIDTH), fc=jnp.eye(WIDTH, 2 * WIDTH)
     )
-    drafter = build_eagle(config, target, **SIZES)
+    drafter = build_eagle(config, target, **SIZES, tree=tree)
     return target, drafter, ModelParams(params, own)
 
 

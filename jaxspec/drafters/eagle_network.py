@@ -1,0 +1,153 @@
+"""The network of an EAGLE drafter: one decoder layer over features and the tokens behind them.
+
+`eagle.py` drafts chains with it and `eagle_tree.py` trees; training unrolls the same pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.drafters.base import ModelParams
+from jaxspec.drafters.eagle_config import EagleConfig
+from jaxspec.drafters.eagle_params import EagleParams
+from jaxspec.models.base import Block, Kernels, Target
+from jaxspec.models.layers import (
+    LayerSpec,
+    attention,
+    embed_tokens,
+    linear,
+    logits_of,
+    rms_norm,
+    rope_inv_freq,
+    swiglu,
+)
+
+
+class Network(NamedTuple):
+    """An EAGLE layer as pure functions.
+
+    forward: (params, kv, hidden, token_ids, block) -> (outputs, kv): from features or own outputs
+        [B, N, E] and the tokens after them to the next outputs.
+    logits: (params, outputs [B, N, E]) -> f32[B, N, V_draft].
+    """
+
+    forward: Callable[
+        [ModelParams, jax.Array, jax.Array, jax.Array, Block], tuple[jax.Array, jax.Array]
+    ]
+    logits: Callable[[ModelParams, jax.Array], jax.Array]
+
+
+def build_network(
+    config: EagleConfig, target: Target, *, kernels: Kernels, draft_window: int | None
+) -> Network:
+    """Builds the layer; target: whose embedding and head serve where the checkpoint has none."""
+    inv_freq = rope_inv_freq(config.head_dim, config.rope_theta, config.rope_scaling)
+    windows = [window for window in (config.window, draft_window) if window is not None]
+    spec = LayerSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        window=min(windows, default=None),
+    )
+
+    def forward(
+        params: ModelParams, kv: jax.Array, hidden: jax.Array, token_ids: jax.Array, block: Block
+    ) -> tuple[jax.Array, jax.Array]:
+        """(features or own outputs [B, N, E], tokens after them) -> (outputs [B, N, E], kv)."""
+        own = params.drafter
+        embeds = (
+            target.embed(params.target, token_ids)
+            if own.embed is None
+            else embed_tokens(own.embed, token_ids)
+        )
+        x, residual = layer_input(own, embeds, hidden, config)
+        attended, kv = attention(
+            x,
+            kv,
+            block,
+            own.layer,
+            q_norm=own.q_norm,
+            k_norm=own.k_norm,
+            inv_freq=jnp.asarray(inv_freq),
+            spec=spec,
+            kernels=kernels,
+        )
+        x = residual + attended
+        with jax.named_scope("mlp"):
+            x = x + swiglu(
+                rms_norm(x, own.post_norm, config.rms_norm_eps), own.layer, kernels=kernels
+            )
+        if config.norm_output:
+            x = rms_norm(x, own.norm, config.rms_norm_eps)
+        return x, kv
+
+    def logits(params: ModelParams, hidden: jax.Array) -> jax.Array:
+        """[B, N, E] as `forward` gives them -> f32[B, N, V_draft]."""
+        own = params.drafter
+        if own.norm is not None and not config.norm_output:
+            hidden = rms_norm(hidden, own.norm, config.rms_norm_eps)
+        if own.lm_head is None:
+            return target.logits(params.target, hidden)
+        return logits_of(hidden, own.lm_head)
+
+    return Network(forward, logits)
+
+
+def project_features(params: EagleParams, features: jax.Array, config: EagleConfig) -> jax.Array:
+    """Brings the target's features to the drafter's width: [B, N, F * E_target] -> [B, N, E].
+
+    EAGLE-1 and 2 take the one feature as it is.
+    """
+    if not config.has_taps:
+        return features
+    if params.taps_norm is not None:
+        features = rms_norm(features, params.taps_norm, config.rms_norm_eps)
+    if params.fc_norms is not None:
+        taps = jnp.split(features, len(config.feature_layers), axis=-1)
+        normed = [
+            rms_norm(tap, params.fc_norms[i], config.rms_norm_eps) for i, tap in enumerate(taps)
+        ]
+        features = jnp.concatenate(normed, axis=-1)
+    return linear(features, params.fc, params.fc_bias)
+
+
+def layer_input(
+    params: EagleParams, embeds: jax.Array, hidden: jax.Array, config: EagleConfig
+) -> tuple[jax.Array, jax.Array]:
+    """What the layer attends from, [B, N, Z], and its residual stream, [B, N, E].
+
+    EAGLE-3 keeps embedding and hidden state side by side, each normed; EAGLE-1 and 2 mix them by
+    `fc` and have no norm before attention.
+    """
+    if not config.has_taps:
+        mixed = linear(jnp.concatenate([embeds, hidden], axis=-1), params.fc, params.fc_bias)
+        return mixed, mixed
+    normed = rms_norm(hidden, params.hidden_norm, config.rms_norm_eps)
+    embeds = rms_norm(embeds, params.input_norm, config.rms_norm_eps)
+    residual = normed if config.norm_before_residual else hidden
+    return jnp.concatenate([embeds, normed], axis=-1), residual
+
+
+def to_target_ids(params: EagleParams, draft_ids: jax.Array) -> jax.Array:
+    """Maps ids of the draft vocabulary to the target's, token_dtype of any shape."""
+    if params.target_ids is None:
+        return draft_ids
+    return params.target_ids[draft_ids].astype(draft_ids.dtype)
+
+
+def to_target_vocabulary(params: EagleParams, logits: jax.Array, config: EagleConfig) -> jax.Array:
+    """f32[B, N, V_draft] -> f32[B, N, V]; ids outside the draft vocabulary get -inf."""
+    if params.target_ids is None:
+        return logits
+    empty = jnp.full((*logits.shape[:-1], config.vocab_size), -jnp.inf, logits.dtype)
+    return empty.at[..., params.target_ids].set(logits)
+
+
+def highest_probability(logits: jax.Array) -> jax.Array:
+    """The probability of the likeliest token: f32[..., V] -> f32[...]."""
+    return jnp.exp(logits.max(axis=-1) - jax.nn.logsumexp(logits, axis=-1))
