@@ -170,6 +170,7 @@ def test_a_tree_of_one_branch_is_the_chain():
     assert tree.parents.tolist() == [[-1, 0, 1, 2]] * 2
 
 
+@pytest.mark.nightly
 def test_a_row_whose_block_runs_past_the_drafters_positions_drafts_nothing():
     out, _ = drafts_of(build(max_position_embeddings=12))
     assert out.num_draft_tokens.tolist() == [TREE.num_nodes - 1, 0]
@@ -202,7 +203,9 @@ SETTINGS = [{}, dict(temperature=0.9), dict(temperature=1.0, top_k=4)]
 
 
 @pytest.mark.parametrize(
-    ("settings", "overlap"), [([{}], False), (SETTINGS, True)], ids=["greedy", "mixed, overlapped"]
+    ("settings", "overlap"),
+    [pytest.param([{}], False, marks=pytest.mark.nightly), (SETTINGS, True)],
+    ids=["greedy", "mixed, overlapped"],
 )
 def test_the_text_is_that_of_plain_decoding(settings, overlap):
     asked = workload(settings)
@@ -211,6 +214,7 @@ def test_the_text_is_that_of_plain_decoding(settings, overlap):
     assert engine.stats.num_accepted > 0, "not one draft was right, so no path was followed"
 
 
+@pytest.mark.nightly
 def test_a_tree_emits_no_fewer_tokens_a_step_than_the_chain():
     """Of as many positions, the chain is one of the tree's paths."""
     asked = workload([{}])
@@ -223,6 +227,7 @@ def test_a_tree_emits_no_fewer_tokens_a_step_than_the_chain():
     assert sum(lengths[TREE]) < sum(lengths[None])
 
 
+@pytest.mark.nightly
 def test_the_drafters_rows_are_those_of_the_text():
     """Two drafts a step are forced to count; then the KV of all layers is made again."""
     engine = engine_of(build(), overlap=False, force_accept=2)

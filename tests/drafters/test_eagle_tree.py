@@ -105,7 +105,11 @@ def dense_tree(dense: DenseEagle, features, next_ids, tree: TreeShape) -> set[tu
 
 @pytest.mark.parametrize(
     ("case", "tree"),
-    [("plain", WHOLE), ("plain", TREE), ("eagle", WHOLE)],
+    [
+        ("plain", WHOLE),
+        pytest.param("plain", TREE, marks=pytest.mark.nightly),
+        pytest.param("eagle", WHOLE, marks=pytest.mark.nightly),
+    ],
     ids=["eagle3, own vocabulary", "the best nodes of it", "eagle"],
 )
 def test_every_tree_of_a_run_equals_recomputation_from_scratch(case, tree):
@@ -136,6 +140,7 @@ def test_a_tree_of_one_branch_drafts_the_chain():
         assert runs[0].tree.parents.tolist() == [[-1, 0, 1, 2]] * 3
 
 
+@pytest.mark.nightly
 def test_a_tree_of_one_branch_is_served_as_the_chain():
     """The same texts by the same accept lengths, sampled too."""
     asked = workload(GREEDY_AND_SAMPLED)
@@ -148,7 +153,10 @@ def test_a_tree_of_one_branch_is_served_as_the_chain():
 
 @pytest.mark.parametrize(
     ("settings", "overlap"),
-    [([{}], False), (GREEDY_AND_SAMPLED, True)],
+    [
+        pytest.param([{}], False, marks=pytest.mark.nightly),
+        (GREEDY_AND_SAMPLED, True),
+    ],
     ids=["greedy", "mixed, overlapped"],
 )
 def test_the_text_is_that_of_plain_decoding(settings, overlap):
@@ -159,6 +167,7 @@ def test_the_text_is_that_of_plain_decoding(settings, overlap):
     assert engine.stats.num_accepted > 0, "not one draft was right, so no path was followed"
 
 
+@pytest.mark.nightly
 def test_what_is_relayed_equals_recomputation_from_the_text():
     """Two drafts a step are forced to count; the carry holds the k first drafts."""
     engine, dense = table_engine(TREE, overlap=False, force_accept=2), table_eagle(TREE)[1]
@@ -183,6 +192,7 @@ def test_what_is_relayed_equals_recomputation_from_the_text():
     assert checked > 15
 
 
+@pytest.mark.nightly
 def test_a_drafter_that_knows_the_target_is_always_right_at_any_temperature():
     """Drafts are the likeliest with the noise that the target draws with, at the same positions."""
     engine = engine_of(*knowing_eagle(WHOLE), families=(Mode.SAMPLED,) * 2)

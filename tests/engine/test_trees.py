@@ -57,6 +57,7 @@ def test_a_tree_gives_the_text_of_plain_decoding(accepts, sampled, overlap):
     check_lengths(outputs, asked, accepts)
 
 
+@pytest.mark.nightly
 def test_a_tree_without_branches_equals_the_chain():
     """Which shows these very accept lengths, see `test_accept_lengths_equal_the_script`."""
     parents, _, _ = random_tree(0, BLOCK, BLOCK - 1)
@@ -76,6 +77,7 @@ def test_a_request_alone_is_the_same_as_among_others():
         assert alone.metrics.accept_lengths == together[each.request_id].metrics.accept_lengths
 
 
+@pytest.mark.nightly
 def test_two_programs_a_step_give_what_one_gives():
     asked = workload(sampled=False)
     outputs = run(make_engine("tree", split=True), *asked)
@@ -83,7 +85,9 @@ def test_two_programs_a_step_give_what_one_gives():
     check_lengths(outputs, asked)
 
 
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampled", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["greedy", "sampled"]
+)
 def test_a_loop_of_steps_gives_what_single_steps_give(sampled):
     engine = make_engine("tree", decode_steps=LOOP_STEPS)
     asked = workload(sampled)[:SLOTS]
