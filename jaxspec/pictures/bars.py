@@ -27,7 +27,7 @@ def accept_length_picture(
         shares = [100 * counts.get(length, 0) / total for length in lengths]
         axes.bar(places, shares, width, label=f"{name}, mean {mean:.2f}")
     axes.set_xticks(lengths)
-    axes.set_xlabel("tokens a verify step commits, bonus token included")
+    axes.set_xlabel("accept length: right drafts and one token of the model's own")
     axes.set_ylabel("% of verify steps")
     axes.set_title(title, loc="left", fontsize=9)
     axes.legend(fontsize=8, frameon=False)

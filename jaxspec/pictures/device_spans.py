@@ -37,12 +37,14 @@ def program_intervals(planes: Iterable[Any], num_programs: int) -> list[Interval
     # The same program launches the same kernels each time, one program after the other.
     size = len(found) // num_programs
     groups = [found[start : start + size] for start in range(0, len(found), size)]
-    intervals: list[Interval] = []
-    for group in groups:
-        # A CPU's next program takes its thread a little before the last one has let go of its own.
-        start = max([group[0].start_us, *(each.end_us for each in intervals[-1:])])
-        intervals.append(Interval(start, max(each.end_us for each in group)))
-    return intervals
+    whole = [Interval(group[0].start_us, max(each.end_us for each in group)) for group in groups]
+    # A program begins once the one before it has ended; on a CPU that one's thread may only be
+    # late to say so.
+    ends = [after.start_us for after in whole[1:]] + [float("inf")]
+    return [
+        Interval(each.start_us, min(each.end_us, end))
+        for each, end in zip(whole, ends, strict=True)
+    ]
 
 
 def _kernels(planes: Iterable[Any]) -> Iterator[Interval]:
@@ -62,13 +64,16 @@ def _cpu_regions(planes: Iterable[Any]) -> Iterator[Interval]:
         for line in plane.lines:
             if not line.name.startswith(_CPU_CLIENT):
                 continue
-            begin = None
-            for event in sorted(line.events, key=lambda event: event.start_ns):
+            begin, events = None, sorted(line.events, key=lambda event: event.start_ns)
+            for event in events:
                 if event.name == _BEGIN:
                     begin = event.start_ns / 1e3
                 elif event.name == _END and begin is not None:
                     yield Interval(begin, event.start_ns / 1e3)
                     begin = None
+            if begin is not None:
+                # Its results were there, and the profile ended, before its thread let go.
+                yield Interval(begin, max(interval_of(event).end_us for event in events))
 
 
 def interval_of(event: Any) -> Interval:

@@ -46,12 +46,13 @@ def test_a_cpus_program_is_a_region_of_its_client():
         name="/host:CPU",
         lines=[
             Namespace(name="tf_XLAPjRtCpuClient/1", events=[*region(0, 10), *region(19, 30)]),
-            Namespace(name="tf_XLAPjRtCpuClient/2", events=region(9, 20)),
+            Namespace(name="tf_XLAPjRtCpuClient/2", events=[*region(9, 20), *region(31, 40)[:2]]),
             Namespace(name="tf_XLAEigen/3", events=region(2, 3)),
         ],
     )
-    # Each begins where the one before it has ended, though its thread was there before.
-    assert program_intervals([cpu], 3) == [(0, 10), (10, 20), (20, 30)]
+    # Each has ended when the next one begins, though its thread lets go later. The last one ends
+    # with what it did: the profile ended before its thread let go.
+    assert program_intervals([cpu], 4) == [(0, 9), (9, 19), (19, 30), (31, 34)]
 
 
 def test_a_profile_that_does_not_fit_is_an_error():
