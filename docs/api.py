@@ -1,4 +1,4 @@
-"""Writes the API reference from the docstrings, `python docs/api.py FOLDER`; warnings are errors."""
+"""Writes the API reference from the docstrings to a folder; a warning is an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pdoc
 
 import jaxspec
-import kernels_pallas
 
 
 def main() -> None:
