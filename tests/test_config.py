@@ -39,6 +39,7 @@ def test_defaults_on_cpu_are_decided_in_full():
         "max_num_batched_tokens": 1024,
         "batch_buckets": (1, 2, 4, 8),
         "decode_steps": 1,
+        "loop_unroll": 1,
         "chunked_prefill": True,
         "max_stop_ids": 16,
         "dtype": "float32",
@@ -53,6 +54,15 @@ def test_defaults_on_cpu_are_decided_in_full():
 def test_a_gpu_gets_larger_pages_and_tiles():
     geometry = decide(device=GPU)
     assert (geometry.page_size, geometry.prefill_tile) == (64, 64)
+
+
+def test_a_gpu_runs_up_to_four_steps_in_a_turn_of_a_loop():
+    turns = {}
+    for steps in (1, 2, 3, 4, 6, 7, 16):
+        config = EngineConfig(decode_steps=steps)
+        turns[steps] = decide(config, device=GPU).loop_unroll
+        assert decide(config).loop_unroll == 1
+    assert turns == {1: 1, 2: 2, 3: 3, 4: 4, 6: 3, 7: 1, 16: 4}
 
 
 def test_what_the_user_says_wins():

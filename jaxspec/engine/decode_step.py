@@ -225,8 +225,11 @@ def build_decode_loop(
 ) -> DecodeStep:
     """Builds `num_steps` decode steps in one program: output i32[num_steps, B, N + 4].
 
-    Ends early once every row of the batch is frozen; steps not run report nothing committed.
+    `geometry.loop_unroll` steps are a turn of its loop. Ends before a turn once every row of the
+    batch is frozen; steps not run report nothing committed.
     """
+    unroll = geometry.loop_unroll
+    num_turns = num_steps // unroll
     verify_half, ingest_half = build_stages(geometry, target, drafter, mode=mode)
 
     def decode_loop(
@@ -234,22 +237,33 @@ def build_decode_loop(
     ) -> tuple[EngineState, jax.Array]:
         rows = DecodeBatch.unpack(packed).rows
 
-        def some_row_lives(carry) -> jax.Array:
-            step, state, _ = carry
-            return (step < num_steps) & ~jnp.all(state.limits.frozen[rows])
+        def steps_of_a_turn(state: EngineState) -> tuple[EngineState, jax.Array]:
+            outputs = []
+            for _ in range(unroll):
+                state, pending, output = verify_half(params, state, packed)
+                state = ingest_half(params, state, pending)
+                outputs.append(output)
+            return state, jnp.stack(outputs)
 
-        def one_step(carry):
-            step, state, outputs = carry
-            state, pending, output = verify_half(params, state, packed)
-            outputs = lax.dynamic_update_index_in_dim(outputs, output, step, 0)
-            return step + 1, ingest_half(params, state, pending), outputs
+        if num_turns == 1:
+            return steps_of_a_turn(state)
+
+        def some_row_lives(carry) -> jax.Array:
+            turn, state, _ = carry
+            return (turn < num_turns) & ~jnp.all(state.limits.frozen[rows])
+
+        def one_turn(carry):
+            turn, state, outputs = carry
+            state, output = steps_of_a_turn(state)
+            outputs = lax.dynamic_update_slice_in_dim(outputs, output, turn * unroll, 0)
+            return turn + 1, state, outputs
 
         width = drafter.block_size + 4
         if mode.logprobs:
             width += drafter.max_accept_length * logprob_width(geometry.vocab_size)
         shape = (num_steps, packed.shape[0], width)
         start = (jnp.int32(0), state, jnp.zeros(shape, jnp.int32))
-        _, state, outputs = lax.while_loop(some_row_lives, one_step, start)
+        _, state, outputs = lax.while_loop(some_row_lives, one_turn, start)
         return state, outputs
 
     return jax.jit(decode_loop, donate_argnames="state")

@@ -79,6 +79,29 @@ def test_a_loop_whose_rows_have_all_ended_stops_early():
         assert ran.tolist() == want.tolist()
 
 
+TURNS = [
+    pytest.param({"decode_steps": LOOP_STEPS, "loop_unroll": LOOP_STEPS}, id="one turn"),
+    pytest.param(  # its own page table, and so programs of its own
+        {"decode_steps": 4, "loop_unroll": 2, "pages_per_slot": 25, "num_pages": 76},
+        id="two turns",
+        marks=pytest.mark.nightly,
+    ),
+]
+
+
+@pytest.mark.parametrize("turns", TURNS)
+def test_unrolled_loops_give_the_text_of_plain_decoding(turns):
+    """Rows end in every step of a turn, and loops before their second turn."""
+    engine = make_engine(**turns)
+    calls = record(engine)
+    outputs = run(engine, *WORKLOAD)
+    check(outputs, *WORKLOAD)
+    for each in WORKLOAD:
+        lengths = outputs[each.request_id].metrics.accept_lengths
+        assert lengths == scripted_accept_lengths(each, SCRIPT)
+    assert "decode_loop" in {call.kind for call in calls}
+
+
 WORKLOAD = [
     request(f"r{i}", [(i * 5 + j) % 32 for j in range(length)], max_tokens=limit, ignore_eos=i > 1)
     for i, (length, limit) in enumerate([(1, 12), (5, None), (17, 9), (30, None), (3, 1), (8, 20)])
