@@ -5,11 +5,11 @@ one command buffer, that every donated buffer is updated in place, and that noth
 layer's KV is copied. It does not autotune, so that the library's or XLA's own matrix products may
 be other ones on the device.
 
-    python benchmarks/gpu_programs.py FOLDER --out benchmarks/results smollm2-135m:none:1 ...
+    PYTHONPATH=. python benchmarks/gpu_programs.py FOLDER --out . smollm2-135m:none:1 ...
 
 FOLDER holds the unpacked wheels jax-cuda13-pjrt of the installed jax's version, and
 nvidia-cuda-nvcc and nvidia-nvvm 13.0. A program is shape:drafter:batch, with ":prefill" behind it
-for one of so many tiles of a prompt.
+for one of so many tiles of a prompt, or ":4" for four decode steps in one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import json
 import os
 import platform
 import re
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -50,7 +49,7 @@ device_description_str: "NVIDIA H200"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("plugin", type=Path, help="folder with the unpacked wheels")
-    parser.add_argument("programs", nargs="+", metavar="SHAPE:DRAFTER:BATCH[:prefill]")
+    parser.add_argument("programs", nargs="+", metavar="SHAPE:DRAFTER:BATCH[:prefill|:STEPS]")
     parser.add_argument("--out", type=Path, help="folder for gpu_programs.json")
     args = parser.parse_args()
     dump = Path(tempfile.mkdtemp())
@@ -101,7 +100,7 @@ def _row(program: str, devices: list[Any], dump: Path) -> dict[str, Any]:
     from jax.sharding import AbstractMesh, SingleDeviceSharding
 
     shape, drafter, batch, *kind = program.split(":")
-    step, args = _step(shape, drafter, int(batch), prefill=kind == ["prefill"])
+    step, args = _step(shape, drafter, int(batch), kind[0] if kind else "1")
     place = SingleDeviceSharding(devices[0])
     args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), args)
     device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
@@ -139,8 +138,11 @@ def _large_copies(hlo: str, num_bytes: int) -> int:
     return count
 
 
-def _step(name: str, drafter: str, batch: int, *, prefill: bool) -> tuple[Any, tuple[Any, ...]]:
-    """A program of an engine on an H200, and its arguments by shape alone."""
+def _step(name: str, drafter: str, batch: int, kind: str) -> tuple[Any, tuple[Any, ...]]:
+    """A program of an engine on an H200, and its arguments by shape alone.
+
+    kind: "prefill", or how many decode steps.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -158,7 +160,11 @@ def _step(name: str, drafter: str, batch: int, *, prefill: bool) -> tuple[Any, t
     shape, dtype = SHAPES[name], "bfloat16"
     forced = None if drafter == "none" else min(5, shape.drafter.block_size - 1)
     config = EngineConfig(
-        max_num_seqs=32, max_model_len=8192, max_num_batched_tokens=8192, force_accept=forced
+        max_num_seqs=32,
+        max_model_len=8192,
+        max_num_batched_tokens=8192,
+        force_accept=forced,
+        decode_steps=None if kind == "prefill" else int(kind),
     )
     plans = []
 
@@ -192,12 +198,12 @@ def _step(name: str, drafter: str, batch: int, *, prefill: bool) -> tuple[Any, t
     made = plan.build(target, geometry.page_size, kernels)
     steps = build_steps(geometry, target, made, mode=Mode.GREEDY)
     state = jax.eval_shape(lambda: init_state(geometry, target, made))
-    if prefill:
+    if kind == "prefill":
         return steps.prefill, (params, state, empty_prefill_batch(batch, geometry))
     packed = np.zeros((batch, 1 + geometry.pages_per_slot), np.int32)
-    return steps.decode, (params, state, packed)
+    step = steps.decode if geometry.decode_steps == 1 else steps.decode_loop
+    return step, (params, state, packed)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     main()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxspec.drafters.dflash_config import DFlashConfig
 from jaxspec.models.config import ModelConfig
+from kernels_pallas.roofline import copy_bandwidth
 
 _SIZE = 2048
 
@@ -34,17 +35,8 @@ class Work(NamedTuple):
 
 def measure_machine(dtype: str) -> Machine:
     """Copies 4 GB and multiplies 8192 x 8192 matrices on a GPU; on a CPU far less of both."""
-    on_gpu = jax.devices()[0].platform == "gpu"
-    return Machine(
-        copy_bytes_per_s(4 << 30 if on_gpu else 16 << 20),
-        matmul_flops_per_s(dtype, size=8192 if on_gpu else 512),
-    )
-
-
-def copy_bytes_per_s(num_bytes: int, *, repeats: int = 5) -> float:
-    """Bytes read and written a second by the device's own copy, the best of some tries."""
-    array = jax.random.bits(jax.random.key(0), (num_bytes // 4,), jnp.uint32)
-    return 2 * num_bytes / _best_s(jax.jit(jnp.copy), array, repeats=repeats)
+    size = 8192 if jax.devices()[0].platform == "gpu" else 512
+    return Machine(1e6 * copy_bandwidth(), matmul_flops_per_s(dtype, size=size))
 
 
 def matmul_flops_per_s(dtype: str, *, size: int = _SIZE, repeats: int = 5) -> float:
