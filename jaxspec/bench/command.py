@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.bench.settings import AcceptanceOptions, RooflineOptions, Settings
+from jaxspec.bench.settings import AcceptanceOptions, RooflineOptions, ServeMixOptions, Settings
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.shipped import shipped_checkpoint
 from jaxspec.options import Parser, add_options, given, read_int
@@ -33,7 +33,7 @@ class Mode:
 
     def load(self, name: str) -> Callable[[Settings], Result]:
         """What runs it."""
-        return importlib.import_module(f"jaxspec.bench.{name}").run
+        return importlib.import_module(f"jaxspec.bench.{name.replace('-', '_')}").run
 
 
 _ALONE = {"max_num_seqs": 1, "max_model_len": 1024, "max_num_batched_tokens": 256}
@@ -67,6 +67,12 @@ MODES = {
         repeats=3,
         drafters=("none", "dflash"),
     ),
+    "serve-mix": Mode(
+        "many requests at once: prefix cache, chunks of prompts, too few pages",
+        {"max_num_seqs": 8, "max_model_len": 2048, "max_num_batched_tokens": 256},
+        num_prompts=64,
+        drafters=("none",),
+    ),
     "startup": Mode("from the command to the first token", _ALONE, repeats=3, drafters=("none",)),
 }
 
@@ -96,6 +102,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add_options(parser.add_argument_group("acceptance"), AcceptanceOptions)
     add_options(parser.add_argument_group("roofline"), RooflineOptions)
+    add_options(parser.add_argument_group("serve-mix"), ServeMixOptions)
     engine = parser.add_argument_group("engine")
     add_options(engine, EngineConfig, leave_out=("drafter", "warm_up"))
     engine.add_argument(
@@ -113,6 +120,7 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
         **{**mode.engine, **given(args, EngineConfig, leave_out=("drafter", "warm_up"))}
     )
     roofline = RooflineOptions(**_tuples(given(args, RooflineOptions)))
+    serve_mix = ServeMixOptions(**given(args, ServeMixOptions))
     acceptance = AcceptanceOptions(**_tuples(given(args, AcceptanceOptions)))
     counts = {
         name: _count(name, getattr(args, name), getattr(mode, name))
@@ -131,6 +139,7 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
             on_progress=progress,
             roofline=roofline,
             acceptance=acceptance,
+            serve_mix=serve_mix,
             **counts,
         )
         result = mode.load(args.mode)(settings)
@@ -138,6 +147,8 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
         described = {**asdict(config), **counts, "drafter": list(settings.drafters)}
         if args.mode == "roofline":
             described |= asdict(roofline)
+        if args.mode == "serve-mix":
+            described |= asdict(serve_mix)
         if args.mode == "acceptance":
             described |= asdict(acceptance)
         print_json(args.mode, described, result)

@@ -50,6 +50,17 @@ class AcceptanceOptions:
             raise ConfigError(f"temperature is {min(self.temperature)}; it must be 0 or above")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeMixOptions:
+    """What `jaxspec bench serve-mix` alone is told."""
+
+    prefix: int = _option(1000, "tokens that the prompts have in common, or long prompts for them")
+
+    def __post_init__(self) -> None:
+        if self.prefix < 1:
+            raise ConfigError(f"prefix is {self.prefix}; it must be at least 1")
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of a bench.
@@ -67,6 +78,7 @@ class Settings:
     on_progress: Progress
     roofline: RooflineOptions = field(default_factory=RooflineOptions)
     acceptance: AcceptanceOptions = field(default_factory=AcceptanceOptions)
+    serve_mix: ServeMixOptions = field(default_factory=ServeMixOptions)
 
     def config_with(self, drafter: str) -> EngineConfig:
         """The engine's settings with this drafter."""
