@@ -14,7 +14,7 @@ from jaxspec import __version__
 from jaxspec.bench import command as bench
 from jaxspec.commands import chat, generate, models
 from jaxspec.config import ConfigError
-from jaxspec.interrupts import resend_lost_interrupts
+from jaxspec.interrupts import end_at_sigterm, resend_lost_interrupts
 from jaxspec.options import Parser, UsageError, parse
 from jaxspec.request import RequestError
 from jaxspec.training import command as train
@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
     resend_lost_interrupts()
+    end_at_sigterm()
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
         if sys.stdout is not None:

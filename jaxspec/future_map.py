@@ -26,7 +26,8 @@ ERROR_MEANINGS = {
     LEN_NOT_POSITIVE: "its length was not positive when it was resolved",
     TOKEN_OUT_OF_RANGE: "its token was outside the vocabulary when it was resolved",
     STALE_READ: "it was resolved twice without a stash between",
-    NON_FINITE_LOGITS: "the model's logits were not finite",
+    NON_FINITE_LOGITS: "the model's logits were not finite: its weights are damaged, or overflow "
+    "in float16 (then use dtype float32)",
 }
 PADDING_TOKEN = 0
 PADDING_LEN = 1

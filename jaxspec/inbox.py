@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from jaxspec.copies import Copies
+from jaxspec.engine.device_faults import DeviceFault
 from jaxspec.engine.engine import Engine
 from jaxspec.future_map import RelayError
 from jaxspec.interrupts import held_back_interrupts
@@ -70,8 +71,8 @@ class Inbox:
         with held_back_interrupts():
             try:
                 outputs: Sequence[RequestOutput] = self._engine.step()
-            except RelayError as error:
-                # The faulty requests say so themselves; the others go on.
+            except (RelayError, DeviceFault) as error:
+                # The faulty requests say so themselves; the others, if any, go on.
                 outputs = error.outputs
             outputs = self._put_together(outputs)
             for output in outputs:

@@ -10,6 +10,7 @@ from typing import Any
 from jaxspec.compilation_cache import use_compilation_cache
 from jaxspec.config import EngineConfig
 from jaxspec.engine.assemble import Assembled, OpenedModel, assemble
+from jaxspec.engine.device_faults import explained
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.warmup import warmup
 from jaxspec.inbox import Inbox
@@ -116,7 +117,8 @@ class LLM:
         cache_dir = cache_dir or default_cache_dir()
         if compilation_cache:
             use_compilation_cache(cache_dir / "compiled")
-        with nullcontext(on_progress) if on_progress else ProgressDisplay() as progress:
+        display = nullcontext(on_progress) if on_progress else ProgressDisplay()
+        with display as progress, explained("at start"):
             assembled = assemble(config, cache_dir=cache_dir, on_progress=progress, opened=opened)
             if not lazy:
                 modes = [mode for mode in Mode if mode.name.lower() in config.warm_up]

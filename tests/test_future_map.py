@@ -280,7 +280,8 @@ def test_describe_errors_names_the_slot_the_bits_and_their_meaning():
     text = describe_errors(4, STALE_READ | NON_FINITE_LOGITS)
     assert text == (
         "slot 4 has error bits 12: it was resolved twice without a stash between; the model's "
-        "logits were not finite"
+        "logits were not finite: its weights are damaged, or overflow in float16 (then use dtype "
+        "float32)"
     )
     assert sorted(ERROR_MEANINGS) == [1, 2, 4, 8]
 

@@ -5,6 +5,7 @@ Every choice is made here, once, and reported with its reason.
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -269,7 +270,7 @@ def build_engine(
     )
     drafter = plan.build(target, geometry.page_size, kernels)
     widths = (drafter.block_size,)
-    if config.adaptive and config.force_accept is None:
+    if config.adaptive and config.force_accept is None and config.accept_rule == "keyed":
         widths = widths_of(drafter)
     engine = Engine(
         geometry,
@@ -278,6 +279,7 @@ def build_engine(
         {mode: build_steps(geometry, target, drafter, mode=mode) for mode in Mode},
         pace=Pace(widths, drafter.max_accept_length - 1) if len(widths) > 1 else None,
         narrow_steps=build_narrow_steps(geometry, target, drafter, widths[1:]),
+        make_state=functools.partial(init_state, geometry, target, drafter),
         eos_token_ids=model.eos_token_ids,
         make_detokenizer=make_detokenizer,
         tokenizer=tokenizer,

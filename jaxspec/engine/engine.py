@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from jaxspec.engine.admission import (
     stop_ids_of,
 )
 from jaxspec.engine.commit import commit_tokens
+from jaxspec.engine.device_faults import DeviceFault, StateLost, describe_fault
 from jaxspec.engine.draft_input import DraftInput
 from jaxspec.engine.edits import build_start_edits, pack_edits, pack_start
 from jaxspec.engine.logprob_output import DecodeToken, read_logprobs
@@ -109,6 +110,7 @@ class Engine:
     make_detokenizer: called per request; None where nobody asks for text.
     pace: chooses how much to verify; None always verifies all drafts. narrow_steps: the programs of
         its other widths.
+    make_state: builds a state as `state` was, after the device has lost it; None gives up then.
     prefix_lookahead: `Drafter.kv_lookahead`; None keeps no KV of past texts.
     tokenizer: for bad words and the texts of log-probabilities; None where there is none.
     expected_accept_length: a mean below it, once enough was drafted, is worth a warning.
@@ -127,6 +129,7 @@ class Engine:
         overlap: bool = True,
         pace: Pace | None = None,
         narrow_steps: Mapping[int, dict[Mode, Steps]] | None = None,
+        make_state: Callable[[], EngineState] | None = None,
         prefix_lookahead: int | None = None,
         seed: int = 0,
         expected_accept_length: float | None = None,
@@ -136,6 +139,7 @@ class Engine:
         self.pace = pace
         self._params, self._state, self._steps = params, state, steps
         self._narrow_steps = narrow_steps or {}
+        self._make_state = make_state
         self._eos_token_ids = eos_token_ids
         self._make_detokenizer = make_detokenizer
         self._tokenizer = tokenizer
@@ -155,6 +159,8 @@ class Engine:
         self._in_flight: deque[Dispatch] = deque()
         self._by_id: dict[str, Sequence] = {}
         self._warm: set[Mode] = set()  # those whose programs were compiled beforehand
+        self._changed: dict[str, Sequence] = {}  # by the step that runs
+        self._num_restarts = 0  # since a decode step has landed
         self._last_landed = ("prefill", 0.0)  # kind and time
         self._edits: EditRows | None = None  # from the first request on that needs them
 
@@ -209,7 +215,16 @@ class Engine:
 
         Raises:
             RelayError: a row of the relay was used out of turn; holds what would be returned.
+            DeviceFault: the device has failed for good, and every request with it; likewise.
         """
+        self._changed = {}
+        try:
+            return self._step()
+        except StateLost as lost:
+            self._start_over(lost.error)
+            return [seq.output() for seq in self._changed.values()]
+
+    def _step(self) -> list[RequestOutput]:
         started, waited = time.perf_counter(), self.stats.wait_s
         num_before = len(self._in_flight)
         self._admit()
@@ -221,11 +236,10 @@ class Engine:
         num_new = len(self._in_flight) - num_before
         # The newest stays on its way. A prefill beside it lands now: its first tokens are awaited.
         keep = min(num_new, 1) if self._overlap else 0
-        changed: dict[str, Sequence] = {}
         faults: list[str] = []
         while len(self._in_flight) > keep:
-            faults += self._land(self._in_flight.popleft(), changed)
-        outputs = [seq.output() for seq in changed.values()]
+            faults += self._land(self._in_flight.popleft(), self._changed)
+        outputs = [seq.output() for seq in self._changed.values()]
         if not self.has_unfinished:
             self.check_idle()
         waited = self.stats.wait_s - waited
@@ -308,7 +322,7 @@ class Engine:
         self._launch("prefill", packed, list(entries.values()), max_commit=1, tiles=tiles)
         self.stats.num_prefill_steps += 1
         self._prefilling = [seq for seq in self._prefilling if seq.num_prefilled < seq.prefill_len]
-        started = [entry.seq for entry in entries.values() if entry.row is not None]
+        started = [seq for seq, row in entries.values() if row is not None and not seq.is_over]
         self._running.update({seq.slot: seq for seq in started})
         self._draft_input = self._draft_input.merge_batch(
             DraftInput.create([seq.slot for seq in started], [seq.prefill_len for seq in started])
@@ -362,6 +376,42 @@ class Engine:
         self._pages.take_back(seq, self._num_written(seq))
         self._leave(seq)
 
+    def _fail(self, seqs: Iterable[Sequence], message: str) -> None:
+        """Ends requests that the device has refused."""
+        for seq in seqs:
+            if not seq.is_over:
+                seq.error = message
+                self._finish(seq, FinishReason.ERROR)
+                self._changed[seq.request.request_id] = seq
+
+    def _start_over(self, error: Exception) -> None:
+        """Builds a new state in place of one that is lost; all requests go on from their texts.
+
+        The second time in a row, those that ran are ended instead.
+        """
+        seqs = [*self._running.values(), *self._prefilling]
+        message = describe_fault(error, "while requests ran")
+        log.warning("%s; %d requests are computed again", message, len(seqs))
+        self._state = self._edits = None
+        self._in_flight.clear()
+        self._in_flight_rows[:] = 0
+        for seq in reversed(seqs):
+            seq.num_in_flight = 0
+            if not self._num_restarts:
+                self._preempt(seq)
+        self._fail(seqs, message)
+        self._num_restarts += 1
+        self._free_slots = deque(range(1, self.geometry.num_slots + 1))
+        self._use_pool(PagePool(self._pages.pool.num_usable + 1))
+        try:
+            if self._make_state is None:
+                raise error
+            self._state = self._make_state()
+        except jax.errors.JaxRuntimeError:
+            self._fail([*self._by_id.values()], message)
+            outputs = [seq.output() for seq in self._changed.values()]
+            raise DeviceFault(message, outputs) from error
+
     def _may_go_on(self, seq: Sequence) -> bool:
         """False for a request that is full once the steps in flight have landed.
 
@@ -388,8 +438,15 @@ class Engine:
         width = 1 if tiles else self.geometry.block_size
         if self.pace is not None and not tiles:
             width = self.pace.choose((kind, mode, len(packed)))
-        output = self._call(kind, packed, mode, width)
-        output.copy_to_host_async()
+        try:
+            output = self._call(kind, packed, mode, width)
+            output.copy_to_host_async()
+        except jax.errors.JaxRuntimeError as error:
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
+                raise StateLost(error) from error
+            what = f"in a {kind.replace('_', ' ')} of {len(entries)} requests"
+            self._fail([entry.seq for entry in entries], describe_fault(error, what))
+            return
         for seq, _ in entries:
             seq.num_in_flight += 1
             self._in_flight_rows[seq.slot] += max_commit
@@ -423,7 +480,12 @@ class Engine:
     def _land(self, dispatch: Dispatch, changed: dict[str, Sequence]) -> list[str]:
         """Reads a result and commits it; returns what was wrong with the relay."""
         before = time.perf_counter()
-        packed = np.asarray(dispatch.output)
+        try:
+            packed = np.asarray(dispatch.output)
+        except jax.errors.JaxRuntimeError as error:
+            raise StateLost(error) from error
+        if not dispatch.is_prefill:
+            self._num_restarts = 0
         now = time.perf_counter()
         self.stats.wait_s += now - before
         output = StepOutput.unpack(
@@ -559,7 +621,7 @@ class Engine:
             self._pages.discard(seq)
         else:
             self._pages.take_back(seq, self._num_written(seq))
-        if seq.edits_row is not None:
+        if seq.edits_row is not None and self._edits is not None:
             self._write_edits(seq.slot, pack_edits(self.geometry))
         self._free_slots.append(seq.slot)
         seq.slot = 0
