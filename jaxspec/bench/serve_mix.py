@@ -52,7 +52,7 @@ class Mix(NamedTuple):
 
 
 def run(settings: Settings) -> Result:
-    """Serves each mix in each of its variants, with each drafter; the first one names the text."""
+    """Serves each mix in each of its variants, with each drafter."""
     rows = []
     for drafter in settings.drafters:
         rig = load_rig(
@@ -60,9 +60,9 @@ def run(settings: Settings) -> Result:
             cache_dir=settings.cache_dir,
             on_progress=settings.on_progress,
         )
-        steps = greedy_steps(rig)
+        mixes, steps = make_mixes(rig, settings), greedy_steps(rig)
         warmup(make_engine(rig, steps), modes=(Mode.GREEDY,), on_progress=settings.on_progress)
-        for mix in make_mixes(rig, settings):
+        for mix in mixes:
             texts: list[list[int]] | None = None
             for variant, (changes, caching) in mix.variants.items():
                 settings.on_progress(f"measuring {mix.name}, {variant}", 0, 0)

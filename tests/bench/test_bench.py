@@ -183,6 +183,24 @@ def test_split_steps_and_loops_of_steps_are_held_against_the_floor(bench):
     assert (loop["form"], loop["decode_steps"]) == ("fused", 4)
 
 
+def test_mixes_of_requests_lose_nothing(bench):
+    argv = ["serve-mix", "--prefix", "40", "--page-size", "8", "--max-tokens", "8"]
+    rows = rows_of(bench, *argv, "--num-prompts", "4", "--max-num-seqs", "2")
+    assert {row["mix"]: row["num_requests"] for row in rows} == {
+        "common prefix": 4,
+        "long prompts": 4,
+        "long answers": 4,
+        "overload": 4,
+    }
+    for row in rows:
+        assert (row["num_lost"], row["num_compilations"]) == (0, 0)
+        assert row["num_equal_texts"] == 4
+        assert 0 < row["first_token_s_p50"] <= row["first_token_s_p99"] <= row["wall_s"]
+    cold, cached = rows[:2]
+    assert (cold["num_cached_tokens"], cached["num_cached_tokens"]) == (0, 3 * 40)
+    assert rows[-1]["num_tokens"] == rows[-2]["num_tokens"] == 4 * 16
+
+
 def test_a_start_is_timed_in_a_process_of_its_own(folder, tmp_path):
     settings = Settings(
         config=EngineConfig(model=str(folder)),
@@ -224,6 +242,8 @@ def test_a_cold_start_is_held_against_the_median_of_warm_ones(bench, monkeypatch
         (["startup", "--drafter", "./nowhere"], "./nowhere"),
         (["roofline", "--shape", "giant"], "shape is 'giant'; it must be one of qwen3-8b"),
         (["roofline", "--batch", "0"], "batch is 0; it must be at least 1"),
+        (["serve-mix", "--prefix", "0"], "prefix is 0; it must be at least 1"),
+        (["serve-mix"], "max_model_len is 1024, but prefix and answers need 1036; raise it"),
         (["roofline", "--context", "0"], "context is 0; it must be at least 1"),
         ([*ROOFLINE, "--batch", "9"], "batch is 9, but max_num_seqs is 1; raise it"),
         ([*ROOFLINE, "--batch", "1", "--drafter", "ngram"], "drafter is 'ngram'; roofline"),
