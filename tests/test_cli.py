@@ -62,7 +62,7 @@ def assert_refused(result, *texts):
         (["xyz"], ["unknown command 'xyz'; known: bench, chat, generate, models, train"]),
         (["generate", "hi", "--temprature", "1"], ["'--temprature'; did you mean '--temperature'"]),
         (["generate", "hi", "--temp=1"], ["unknown option '--temp'"]),
-        (["generate", "hi", "-t", "1"], ["unknown option '-t'; known: --bad-words, "]),
+        (["generate", "hi", "-t", "1"], ["unknown option '-t'; known: --accept-rule, "]),
         (["--model", "x", "generate", "hi"], ["'--model' stands before the command"]),
         (["generate", "hi", "there"], ["unexpected argument 'there'; put quotes around a prompt"]),
         (["generate"], ["the following arguments are required: PROMPT", "generate --help"]),
