@@ -4,7 +4,7 @@ import pytest
 
 from jaxspec.cache.page_pool import PagePool
 from jaxspec.request import FinishReason
-from tests.harness import check, drain, expected, make_engine, record, request, run, tokens_of
+from tests.harness import check, drain, make_engine, record, request, run
 
 
 def engine_of_pages(num_pages, **options):
@@ -18,51 +18,6 @@ def long_requests(count, **params):
     """Requests of up to 32 tokens: 12 pages each in the end, 5 at first."""
     params = {"max_tokens": None, "ignore_eos": True, **params}
     return [request(f"r{i}", [i + 1, 5, 9], **params) for i in range(count)]
-
-
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "blocking"])
-@pytest.mark.parametrize("caching", [True, False], ids=["cache", "no cache"])
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 7, "top_p": 0.8}], ids=str)
-def test_preempted_requests_end_with_the_text_of_a_run_alone(sampling, caching, overlap):
-    """F18: two of three are retracted while a step of theirs is in flight; its result is lost."""
-    engine = engine_of_pages(15, overlap=overlap, prefix_caching=caching)
-    asked = long_requests(3, **sampling)
-    outputs = run(engine, *asked)
-    check(outputs, *asked)
-    assert engine.stats.num_preemptions >= 1
-    assert outputs["r0"].metrics.num_preemptions == 0, "the first that came is never preempted"
-
-
-def test_a_request_may_be_preempted_twice():
-    """F18: accept lengths are 1, so all grow slowly and run into one another again and again."""
-    engine = engine_of_pages(16, accepts=0)
-    asked = long_requests(4)
-    outputs = run(engine, *asked)
-    check(outputs, *asked)
-    assert max(output.metrics.num_preemptions for output in outputs.values()) >= 2
-
-
-def test_what_was_in_flight_of_a_preempted_request_is_dropped_whole():
-    """F18: what has been streamed is never taken back, and nothing of the late result is added."""
-    engine = engine_of_pages(14)
-    asked = long_requests(2)
-    for each in asked:
-        engine.add_request(each)
-    seen, preempted_with = {"r0": 0, "r1": 0}, None
-    while engine.has_unfinished:
-        in_flight = [e.seq for d in engine._in_flight for e in d.entries]
-        outputs = {output.request_id: output for output in engine.step()}
-        if engine.stats.num_preemptions and preempted_with is None:
-            (victim,) = [seq for seq in in_flight if seq.is_preempted]
-            preempted_with = len(victim.output_ids)
-            assert "r1" not in outputs
-        for name, output in outputs.items():
-            tokens = tokens_of(output)
-            assert len(tokens) > seen[name]
-            want = list(expected(next(a for a in asked if a.request_id == name)))
-            assert tokens == want[: len(tokens)]
-            seen[name] = len(tokens)
-    assert preempted_with is not None
 
 
 def test_waiting_requests_keep_their_order():
@@ -126,22 +81,6 @@ def test_an_abort_frees_slot_and_pages_within_two_dispatches():
         assert len(calls) <= 2
         assert not engine._pages.pool._owners[pages].any()
         drain(engine)
-
-
-def test_a_pool_for_one_request_serves_many():
-    """F21: each may need the whole pool; none is refused, none fails, all end right."""
-    engine = engine_of_pages(12)
-    asked = long_requests(5)
-    check(run(engine, *asked), *asked)
-    assert engine.num_free_pages == 12
-
-
-def test_two_requests_of_which_both_do_not_fit():
-    """F21: admission counts the blocks in flight, and one gives way when the other grows."""
-    engine = engine_of_pages(13)
-    asked = long_requests(2)
-    check(run(engine, *asked), *asked)
-    assert engine.stats.num_preemptions >= 1
 
 
 def test_a_long_prompt_gives_way_in_the_middle_of_its_chunks():
