@@ -53,6 +53,14 @@ COLUMNS = (
     Column("tokens_per_s", "tokens/s", number(0)),
 )
 PROMPTS = (1000, 8000)
+# Columns that say nothing of a prompt.
+_OF_STEPS = (
+    "idle_percent",
+    "blocking_idle_percent",
+    "dispatch_ms",
+    "launches",
+    "tokens_per_s",
+)
 _SETTLE = 4  # dispatches before the clock starts: the second of a program records its graph
 _PROFILED = 3
 
@@ -69,7 +77,7 @@ def run(settings: Settings) -> Result:
     target = random_target(shape.target, dtype)
     steps: list[dict[str, Any]] = []
     prefills: list[dict[str, Any]] = []
-    memory: list[dict[str, Any]] = []
+    memory: dict[str, str] = {}
     for drafter in settings.drafters:
         rig = ShapeRig(
             settings.config,
@@ -91,16 +99,19 @@ def run(settings: Settings) -> Result:
         lengths = [length for length in PROMPTS if length < rig.geometry.max_model_len]
         together = [(batch, options.context) for batch in options.batch]
         rig.compile([*together, *((1, length) for length in lengths)], progress)
-        memory.append({"step": common["step"], **_memory(rig)})
+        sizes = _memory(rig)
+        common |= sizes
+        memory[f"memory, {common['step']}"] = _in_words(sizes)
         for batch in options.batch:
             progress(f"timing {common['step']} at batch {batch}", 0, 0)
             steps.append({**common, **_step_row(rig, settings, machine, batch)})
         progress(f"timing prompts with {common['step']}", 0, 0)
+        common["step"] += " prefill"
         prefills += [{**common, **_prefill_row(rig, settings, machine, n)} for n in lengths]
     return Result(
         f"{options.shape} in {dtype} against the floor",
         COLUMNS,
-        steps,
+        [*steps, *prefills],
         {
             "copy_TB_per_s": machine.copy_bytes_per_s / 1e12,
             "matmul_TFLOP_per_s": machine.flops_per_s / 1e12,
@@ -109,9 +120,9 @@ def run(settings: Settings) -> Result:
             "idle": "a step of the engine less one of its program called in a chain",
             "launches": "kernels and copies a step, from a profile of calls without command "
             "buffers",
+            "prefill": "from a prompt handed over to its first token on the host, batch 1",
             "best of": settings.repeats,
-            "prefill": prefills,
-            "memory": memory,
+            **memory,
         },
     )
 
@@ -172,7 +183,8 @@ def _step_row(rig: ShapeRig, settings: Settings, machine: Machine, batch: int) -
         chains.append(_chain_ms(rig, clock))
     timing = min(rounds, key=lambda each: each.ms)
     kernels = profile_calls(lambda: _call(rig, clock), _PROFILED)
-    blocking = _time_engine(rig, settings, Clock(rig.step), batch, overlap=False)
+    blocking = _time_engine(rig, settings, clock, batch, overlap=False)
+    clock.state = None
     work = _work(rig, batch, timing.context)
     floor_ms = 1e3 * work.floor_s(machine)
     chain_ms = min(chains)
@@ -204,6 +216,7 @@ def _time_engine(
 ) -> Timing:
     """Runs until half of the tokens are there; the rest is room for the program alone."""
     context, max_tokens = settings.roofline.context, settings.max_tokens
+    clock.state = None  # as large as the pool of the engine that is built now
     engine = rig.engine(clock, overlap=overlap)
     for request in rig.requests(batch, context, max_tokens):
         engine.add_request(request)
@@ -281,18 +294,26 @@ def _prefill_row(
     floor_ms = 1e3 * prefill_flops(rig.shape.target, num_tokens) / machine.flops_per_s
     first_token_ms = 1e3 * min(times[1:])
     return {
-        "num_tokens": num_tokens,
-        "first_token_ms": first_token_ms,
+        "batch": 1,
+        "context": num_tokens,
+        "ms": first_token_ms,
         "floor_ms": floor_ms,
         "ratio": first_token_ms / floor_ms,
+        **dict.fromkeys(_OF_STEPS),
     }
 
 
-def _memory(rig: ShapeRig) -> dict[str, Any]:
+def _memory(rig: ShapeRig) -> dict[str, int | None]:
     """Bytes that the geometry predicts for weights and KV, and those that an engine takes."""
-    predicted = rig.weight_bytes + rig.kv_bytes
     engine = rig.engine(rig.step, overlap=True)
     measured = memory_in_use()
     del engine
-    ratio = measured / predicted if measured else None
-    return {"predicted_bytes": predicted, "measured_bytes": measured, "ratio": ratio}
+    return {"predicted_bytes": rig.weight_bytes + rig.kv_bytes, "measured_bytes": measured}
+
+
+def _in_words(sizes: dict[str, int | None]) -> str:
+    predicted, measured = sizes["predicted_bytes"], sizes["measured_bytes"]
+    words = f"{predicted / 1e9:.2f} GB of weights and KV predicted"
+    if measured is None:
+        return f"{words}; this platform does not tell what is in use"
+    return f"{words}, {measured / 1e9:.2f} GB in use"
