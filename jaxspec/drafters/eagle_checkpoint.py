@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def load_eagle(folder: Path, target: ModelConfig, dtype: str) -> tuple[EagleConf
     tensors = _canonical(open_safetensors(weight_files(folder)), folder)
     maps = {name: tensors.pop(name) for name in ("d2t", "t2d") if name in tensors}
     _check_borrowed(config, tensors, target, folder)
-    groups = _groups(config, tensors)
+    groups = eagle_groups(config, tensors)
     check(groups, tensors, ignored=HF_NAMES.ignored, source=folder)
     target_ids = _target_ids(maps, config, folder)
     arrays = load_groups(groups, tensors, dtype_of(dtype), optional=_OPTIONAL)
@@ -108,8 +108,8 @@ def _check_borrowed(
         )
 
 
-def _groups(config: EagleConfig, tensors: Mapping[str, StoredTensor]) -> list[Group]:
-    """The arrays of `EagleParams`, whatever vocabulary is stored included."""
+def eagle_groups(config: EagleConfig, stored: Container[str]) -> list[Group]:
+    """The arrays of `EagleParams`; the embedding and the head where their names are stored."""
     width, inner, z = config.hidden_size, config.intermediate_size, config.input_size
     queries = config.num_heads * config.head_dim
     keys = config.num_kv_heads * config.head_dim
@@ -151,9 +151,9 @@ def _groups(config: EagleConfig, tensors: Mapping[str, StoredTensor]) -> list[Gr
         taps, size = len(config.feature_layers), config.target_hidden_size
         pieces = tuple(Piece(f"fc_norm.{tap}.weight", (size,)) for tap in range(taps))
         groups.append(Group("fc_norms", None, (taps, size), pieces))
-    if "embed_tokens.weight" in tensors:
+    if "embed_tokens.weight" in stored:
         groups.append(whole("embed", "embed_tokens.weight", config.vocab_size, width))
-    if "lm_head.weight" in tensors:
+    if "lm_head.weight" in stored:
         groups.append(whole("lm_head", "lm_head.weight", config.draft_vocab_size, width))
     return groups
 

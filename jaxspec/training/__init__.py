@@ -1,5 +1,6 @@
 """Make your own drafter.
 
 Reading order. Data: filters, prompts, conversations, generate, data (the command). Training:
-rows, target, anchors, dflash, loss, step, checkpoint, plan, report, export, train (the command).
+rows, target, anchors, dflash, eagle, loss, both forwards, step, checkpoint, plan, report, export,
+recipes, train (the command).
 """

@@ -96,6 +96,13 @@ def labels_of(rows: TokenRows, anchors: Anchors, block_size: int) -> Labels:
     return Labels(token_ids=at(rows.token_ids), valid=valid, source=source)
 
 
+def before_labels(hidden: jax.Array, labels: Labels) -> jax.Array:
+    """[R, A, K, E]: the target's output one token before each label, which chose it."""
+    before = jnp.maximum(labels.source - 1, 0).reshape(labels.source.shape[0], -1, 1)
+    picked = jnp.take_along_axis(hidden, before, axis=1)
+    return picked.reshape(*labels.source.shape, hidden.shape[-1])
+
+
 def slot_decay(block_size: int, gamma: float | None) -> np.ndarray:
     """exp(-(k - 1) / gamma) for k = 1..N-1: f32[K]. None takes the paper's gamma for the size."""
     if gamma is None:

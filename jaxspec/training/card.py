@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxspec import __version__
 from jaxspec.drafters.dflash_config import DFlashConfig
+from jaxspec.drafters.eagle_config import EagleConfig
 
 _PACKAGES = ("jax", "optax", "flax")
 
@@ -24,7 +25,7 @@ class CardFacts:
 
     name: str
     target: str
-    drafter: DFlashConfig
+    drafter: DFlashConfig | EagleConfig
     data: Mapping[str, Any]
     settings: Mapping[str, Any]
     num_parameters: int
@@ -38,31 +39,48 @@ class CardFacts:
 
 def model_card(facts: CardFacts) -> str:
     """Writes the card in markdown."""
-    drafter = facts.drafter
-    features = ", ".join(map(str, drafter.target_layer_ids))
+    what, layout = _described(facts.drafter)
     lines = [
         f"# {facts.name}",
         "",
-        f"A DFlash drafter for {facts.target}: it guesses {drafter.block_size - 1} tokens in one "
-        "pass, which the target then verifies in one of its own. Text is the target's, whatever "
-        "the drafter guesses.",
+        f"{what.format(target=facts.target)}, which the target then verifies in one pass of its "
+        "own. Text is the target's, whatever the drafter guesses.",
         "",
         *([facts.remark, ""] if facts.remark else []),
         f'    jaxspec generate --model {facts.target} --drafter PATH_OF_THIS_FOLDER "..."',
         "",
         "| | |",
         "| --- | --- |",
-        f"| layout | DFlash as z-lab stores it, block {drafter.block_size}, bfloat16 |",
-        f"| size | {facts.num_parameters / 1e6:.1f} M parameters, {drafter.num_layers} layers of "
-        f"width {drafter.hidden_size} |",
-        f"| reads | the target's layers {features} |",
-        f"| mask token | {drafter.mask_token_id} |",
+        f"| size | {facts.num_parameters / 1e6:.1f} M parameters, layers: "
+        f"{facts.drafter.num_layers} of width {facts.drafter.hidden_size} |",
+        *(f"| {name} | {value} |" for name, value in layout.items()),
         "",
         *_data_lines(facts.data),
         *_run_lines(facts),
         *_measured_lines(facts),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _described(drafter: DFlashConfig | EagleConfig) -> tuple[str, dict[str, str]]:
+    """How a drafter works, and what its checkpoint is."""
+    if isinstance(drafter, EagleConfig):
+        return "An EAGLE-3 head for {target}: it guesses a token a pass", {
+            "layout": "EAGLE-3 as SpecForge and SGLang store it, bfloat16",
+            "reads": f"the target's layers {_listed(drafter.feature_layers)}",
+            "drafts from": f"{drafter.draft_vocab_size} of the target's {drafter.vocab_size} "
+            "tokens",
+        }
+    count = drafter.block_size - 1
+    return f"A DFlash drafter for {{target}}: it guesses {count} tokens in one pass", {
+        "layout": f"DFlash as z-lab stores it, block {drafter.block_size}, bfloat16",
+        "reads": f"the target's layers {_listed(drafter.target_layer_ids)}",
+        "mask token": str(drafter.mask_token_id),
+    }
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers))
 
 
 def _data_lines(data: Mapping[str, Any]) -> list[str]:

@@ -8,18 +8,28 @@ from pathlib import Path
 from jaxspec.commands.common import add_compilation_cache
 from jaxspec.options import Parser, add_options, given
 from jaxspec.progress import ProgressDisplay
-from jaxspec.training.config import DataConfig, TrainConfig, TrainingError
+from jaxspec.training.config import (
+    NOT_OF_EAGLE3,
+    DataConfig,
+    Eagle3TrainConfig,
+    TrainConfig,
+    TrainingError,
+)
 
 
 def add_arguments(parser: Parser) -> None:
     """Adds the options of the command, and the command that makes the data."""
     add_options(parser, TrainConfig)
     add_compilation_cache(parser)
-    subparsers = parser.add_subparsers(dest="train_command", metavar="data")
+    subparsers = parser.add_subparsers(dest="train_command", metavar="data | eagle3")
     text = "make the data: the target answers its own prompts, or yours"
     data = subparsers.add_parser("data", help=text, description=text)
     add_options(data, DataConfig)
     add_compilation_cache(data)
+    text = "train an EAGLE-3 head in place of a DFlash drafter"
+    eagle3 = subparsers.add_parser("eagle3", help=text, description=text)
+    add_options(eagle3, Eagle3TrainConfig, leave_out=NOT_OF_EAGLE3)
+    add_compilation_cache(eagle3)
 
 
 def run(args: argparse.Namespace, cache_dir: Path) -> int:
@@ -30,7 +40,8 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
         use_compilation_cache(cache_dir / "compiled")
     if args.train_command == "data":
         return _make_data(DataConfig(**given(args, DataConfig)), cache_dir)
-    return _train(TrainConfig(**given(args, TrainConfig)), cache_dir)
+    kind = Eagle3TrainConfig if args.train_command == "eagle3" else TrainConfig
+    return _train(kind(**given(args, kind)), cache_dir)
 
 
 def _make_data(config: DataConfig, cache_dir: Path) -> int:

@@ -97,9 +97,38 @@ class TrainConfig:
                 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3TrainConfig(TrainConfig):
+    """Settings of `jaxspec train eagle3`; None means "decide".
+
+    `num_layers` and `mask_token_id` mean nothing here: the drafter has one layer and no masks.
+    """
+
+    block_size: int = option(8, "tokens of a chain: the bonus token and the drafts unrolled")
+    num_features: int = option(3, "target layers whose outputs the drafter reads")
+    draft_vocab_size: int | None = option(
+        None, "the likeliest tokens of the data, from which alone is drafted; unset: 16000 or all"
+    )
+    loss: str = option("decay", "weights of the drafts: decay or dpace")
+    # exp(-1 / 4.48) = 0.8, EAGLE-3's weight of each further draft.
+    gamma: float | None = option(4.48, "of the decay")
+    soft_labels: float = option(
+        1.0, "share of the loss taken against the target's whole distribution, 0 to 1"
+    )
+    clip: float = option(0.5, "largest norm of a gradient")
+
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)
+        if self.draft_vocab_size is not None:
+            at_least("draft_vocab_size", self.draft_vocab_size, 1)
+
+
+NOT_OF_EAGLE3 = ("num_layers", "mask_token_id")
+
+
 def resume_command(config: TrainConfig) -> str:
     """The command line that goes on with a run."""
-    words = ["jaxspec", "train"]
+    words = ["jaxspec", "train", *(["eagle3"] if isinstance(config, Eagle3TrainConfig) else [])]
     for each in fields(config):
         value = getattr(config, each.name)
         if value != each.default and each.name not in ("resume", "dry_run"):

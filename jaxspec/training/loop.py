@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxspec.drafters.dflash_params import DFlashParams
 from jaxspec.interrupts import held_back_interrupts
-from jaxspec.models.layers import TargetParams
 from jaxspec.training.anchors import TokenRows
 from jaxspec.training.checkpoint import Checkpoints
 from jaxspec.training.config import TrainConfig
@@ -21,8 +19,10 @@ from jaxspec.training.loss import SlotSums
 from jaxspec.training.report import Metrics, Report, ratios
 from jaxspec.training.rows import PackedRows, batch_indices
 from jaxspec.training.schedule import WARM_STEPS, Horizon, learning_rate_at
+from jaxspec.training.spec import StepSpec
 from jaxspec.training.step import (
-    StepSpec,
+    DrafterParams,
+    Frozen,
     TrainState,
     build_train_step,
     served_params,
@@ -42,7 +42,7 @@ class Best(NamedTuple):
     held_out: Metrics | None
 
 
-Export = Callable[[DFlashParams, Best, float], None]  # weights, what they are, seconds used
+Export = Callable[[DrafterParams, Best, float], None]  # weights, what they are, seconds used
 
 
 class Tools(NamedTuple):
@@ -55,7 +55,7 @@ class Tools(NamedTuple):
     horizon: Horizon
     report: Report
     checkpoints: Checkpoints
-    target: TargetParams
+    frozen: Frozen
     notes: dict[str, Any]
     export: Export
 
@@ -80,7 +80,7 @@ def run_steps(
     if held_out is not None:
         size = min(_HELD_OUT_ROWS.get(jax.default_backend(), 8), len(held_out))
         some = held_out.take(np.arange(size))
-        measure = build_walk(replace(tools.spec, micro_batches=1), tools.target, some)
+        measure = build_walk(replace(tools.spec, micro_batches=1), tools.frozen, some)
     clock = _Clock(tools.notes["elapsed_s"])
     in_flight: deque[SlotSums] = deque()
     best = Best(**tools.notes["best"]) if tools.notes["best"] else None
@@ -113,7 +113,7 @@ def run_steps(
                 step, tools.horizon.steps, peak=config.learning_rate, warmup=config.warmup
             )
             with held_back_interrupts():  # the step donates the state
-                state, sums = train_step(state, tools.target, rows, key, np.float32(rate))
+                state, sums = train_step(state, tools.frozen, rows, key, np.float32(rate))
             step += 1
             in_flight.append(sums)
             if len(in_flight) > _IN_FLIGHT:

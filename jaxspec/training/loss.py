@@ -181,7 +181,7 @@ def _chunk_loss(
     log_total = top + jnp.log(jnp.exp(logits - top[..., None]).sum(-1))
     chosen = jnp.take_along_axis(logits, part.labels[..., None], axis=-1)[..., 0]
     log_probs = chosen - log_total
-    weights, norm = _weights(log_probs, part.valid, spec)
+    weights, norm = slot_weights(log_probs, part.valid, spec)
 
     losses = -(1 - spec.soft_labels) * log_probs
     if spec.soft_labels:
@@ -211,7 +211,9 @@ def _chunk_loss(
     return sums, accepted, grad.astype(part.hidden.dtype)
 
 
-def _weights(log_probs: jax.Array, valid: jax.Array, spec: LossSpec) -> tuple[jax.Array, jax.Array]:
+def slot_weights(
+    log_probs: jax.Array, valid: jax.Array, spec: LossSpec
+) -> tuple[jax.Array, jax.Array]:
     """(f32[C, K] weights, f32[] what the summed loss is divided by)."""
     if spec.weighting == "dpace":
         # Divided by the sum of weights, the credit for longer runs would cancel out.

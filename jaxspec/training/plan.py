@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from jaxspec.training.step import StepSpec
+from jaxspec.drafters.eagle_config import EagleConfig
+from jaxspec.training.spec import StepSpec
 
 _MEMORY_SHARE = 0.85  # of what is free; the estimate leaves out what XLA holds besides
 _EFFICIENCY = 0.35  # of the matrix rate that a whole step reaches
@@ -32,6 +33,8 @@ class Needs:
 
 def estimate(spec: StepSpec, *, row_len: int, batch_rows: int) -> Needs:
     """Counts what a step holds and multiplies, from the sizes alone."""
+    if isinstance(spec.drafter, EagleConfig):
+        return _estimate_eagle(spec, row_len=row_len, batch_rows=batch_rows)
     target, drafter = spec.target, spec.drafter
     item = jnp.dtype(spec.compute_dtype).itemsize
     width, vocab = target.hidden_size, target.vocab_size
@@ -77,6 +80,46 @@ def estimate(spec: StepSpec, *, row_len: int, batch_rows: int) -> Needs:
     return Needs(int(fixed), int(row_bytes), flops)
 
 
+def _estimate_eagle(spec: StepSpec, *, row_len: int, batch_rows: int) -> Needs:
+    """One layer over all tokens of a row, then over its chains once a further draft."""
+    target, drafter = spec.target, spec.drafter
+    item = jnp.dtype(spec.compute_dtype).itemsize
+    width, vocab, own_vocab = target.hidden_size, target.vocab_size, drafter.draft_vocab_size
+    heads, kv_width = target.num_heads, target.num_kv_heads * target.head_dim
+    q_width = heads * target.head_dim
+    target_layer = width * (2 * q_width + 2 * kv_width + 3 * target.intermediate_size)
+    own_layer = target_layer + width * (q_width + 2 * kv_width)  # it attends from 2 E
+    features = len(drafter.feature_layers) * width
+    own_weights = own_layer + features * width + own_vocab * width
+    target_weights = target.num_layers * target_layer + vocab * width
+    target_weights += 0 if target.tie_word_embeddings else vocab * width
+
+    num_drafts, chains = spec.loss.block_size - 1, spec.num_anchors
+    rows = row_len + (num_drafts - 1) * chains  # that go through the layer
+    passing = 6 * width + 3 * target.intermediate_size + 4 * (q_width + 2 * kv_width)
+    kept = 12 * width + 3 * target.intermediate_size + 4 * (q_width + 2 * kv_width)
+    scores = heads * row_len * max(row_len, chains) * 3 * _F32
+    row_bytes = (
+        row_len * (features + passing) * item
+        + scores
+        + rows * kept * item
+        + chains * num_drafts * width * (2 * item + _F32)
+    )
+    loss_rows = spec.loss.chunk * num_drafts
+    fixed = (
+        (target_weights + own_vocab * width) * item
+        + own_weights * (6 * _F32 + item)
+        + loss_rows * own_vocab * 6 * _F32
+    )
+    flops = batch_rows * (
+        2.0 * row_len * target.num_layers * (target_layer + row_len * q_width)
+        + 8.0 * rows * (own_layer + row_len * q_width)
+        + 6.0 * row_len * features * width
+        + 2.0 * 5 * chains * num_drafts * width * own_vocab
+    )
+    return Needs(int(fixed), int(row_bytes), flops)
+
+
 def fit_to_memory(
     spec: StepSpec,
     *,
@@ -91,7 +134,10 @@ def fit_to_memory(
     The most rows that fit are taken; attention goes through a row's blocks in parts where it
     must. A single row is tried in any case.
     """
-    logits_bytes = (drafter_slots(spec)) * spec.target.vocab_size * (2 * _F32 + 2)
+    vocab = spec.target.vocab_size
+    if isinstance(spec.drafter, EagleConfig):
+        vocab = 3 * spec.drafter.draft_vocab_size  # logits, their gradient and the target's
+    logits_bytes = drafter_slots(spec) * vocab * (2 * _F32 + 2)
     loss_chunk = max(1, min(_LOSS_BYTES.get(platform, 3 << 29) // logits_bytes, 4096))
     spec = replace(spec, loss=replace(spec.loss, chunk=int(loss_chunk)))
     blocks = spec.num_anchors
@@ -108,7 +154,7 @@ def fit_to_memory(
 
 def drafter_slots(spec: StepSpec) -> int:
     """Drafts of a block."""
-    return spec.drafter.block_size - 1
+    return spec.loss.block_size - 1
 
 
 def free_memory(platform: str) -> int:

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafters.dflash_config import DFlashConfig
+from jaxspec.drafters.eagle_config import EagleConfig
 from jaxspec.models.config import ModelConfig
 from jaxspec.tokenizer import Tokenizer
-from jaxspec.training.config import TrainConfig, TrainingError
+from jaxspec.training.config import Eagle3TrainConfig, TrainConfig, TrainingError
 from jaxspec.training.rows import Conversation
 
+_DRAFT_VOCAB = 16000  # of SpecForge's smallest heads; a larger one costs a product more a draft
 _MASK_TOKENS = ("<|MASK|>", "<|mask|>", "<mask>", "[MASK]")
 Choice = tuple[str, str, str]  # (what, value, reason)
 
@@ -106,6 +108,49 @@ def drafter_config(config: TrainConfig, target: ModelConfig, mask_token_id: int)
         target_hidden_size=target.hidden_size,
         rope_scaling=target.rope_scaling,
     )
+
+
+def eagle3_config(
+    config: Eagle3TrainConfig, target: ModelConfig, draft_vocab_size: int
+) -> EagleConfig:
+    """An EAGLE-3 head of the target's own proportions (arXiv 2503.01840)."""
+    return EagleConfig(
+        has_taps=True,
+        hidden_size=target.hidden_size,
+        intermediate_size=target.intermediate_size,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        rope_theta=target.rope_theta,
+        rms_norm_eps=target.rms_norm_eps,
+        max_position_embeddings=target.max_position_embeddings,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        target_hidden_size=target.hidden_size,
+        feature_layers=default_feature_layers(target.num_layers, config.num_features),
+        rope_scaling=target.rope_scaling,
+    )
+
+
+def choose_draft_vocabulary(
+    size: int | None, target: ModelConfig, conversations: Sequence[Conversation]
+) -> np.ndarray:
+    """The target's ids that are drafted from, i32[V_draft] ascending: the likeliest of the answers.
+
+    Raises:
+        TrainingError: more than the target has.
+    """
+    vocab = target.vocab_size
+    if size is not None and size > vocab:
+        raise TrainingError(
+            f"draft_vocab_size is {size}, but the target's vocabulary has {vocab} tokens; lower it"
+        )
+    counts = np.zeros(vocab, np.int64)
+    for conversation in conversations:
+        tokens = conversation.token_ids[conversation.supervised]
+        counts += np.bincount(tokens, minlength=vocab)
+    best = np.argsort(-counts, kind="stable")[: size or min(_DRAFT_VOCAB, vocab)]
+    return np.sort(best).astype(np.int32)
 
 
 def choose_compute_dtype(wanted: str, platform: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import Any
 
 import flax.struct
@@ -12,43 +12,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxspec.drafters.dflash_config import DFlashConfig
 from jaxspec.drafters.dflash_params import DFlashParams
-from jaxspec.models.config import ModelConfig
-from jaxspec.models.layers import TargetParams, embed_tokens
-from jaxspec.training.anchors import (
-    Anchors,
-    Labels,
-    TokenRows,
-    labels_of,
-    possible_anchors,
-    sample_anchors,
-)
-from jaxspec.training.dflash import block_hidden, block_ids
-from jaxspec.training.loss import LossSpec, SlotSums, block_loss
+from jaxspec.drafters.eagle_config import EagleConfig
+from jaxspec.drafters.eagle_params import EagleParams
+from jaxspec.models.layers import TargetParams
+from jaxspec.training.anchors import Anchors, TokenRows, possible_anchors, sample_anchors
+from jaxspec.training.dflash_forward import build_dflash_forward
+from jaxspec.training.eagle_forward import build_eagle_forward
+from jaxspec.training.loss import SlotSums
+from jaxspec.training.spec import StepSpec
 from jaxspec.training.target import build_dense_forward
 
+DrafterParams = DFlashParams | EagleParams
+Frozen = Any  # what a step reads and never changes: the target, and what else the drafter needs
+Forward = Callable[
+    [DrafterParams, Frozen, TokenRows, Anchors], tuple[jax.Array, tuple[SlotSums, jax.Array]]
+]
+
 _BETAS = (0.9, 0.95)
-
-
-@dataclass(frozen=True, slots=True)
-class StepSpec:
-    """Everything static about a step.
-
-    num_anchors: A, blocks a row. micro_batches: parts that a step's rows are taken in, one after
-    another. attention: of the target, see `build_dense_forward`. chunk: see `block_attention`.
-    """
-
-    target: ModelConfig
-    drafter: DFlashConfig
-    loss: LossSpec
-    num_anchors: int
-    micro_batches: int = 1
-    compute_dtype: str = "bfloat16"
-    attention: str = "xla"
-    chunk: int = 1 << 30
-    weight_decay: float = 0.0
-    clip: float = 1.0
 
 
 @flax.struct.dataclass
@@ -59,13 +40,13 @@ class TrainState:
     feature_scale: f32[F * E], never changed. step: i32[] steps done.
     """
 
-    params: DFlashParams
+    params: DrafterParams
     opt_state: Any
     feature_scale: jax.Array
     step: jax.Array
 
 
-def served_params(params: DFlashParams, feature_scale: jax.Array) -> DFlashParams:
+def served_params(params: DrafterParams, feature_scale: jax.Array) -> DrafterParams:
     """The weights that read the target's features as they are.
 
     A few entries of a residual stream are a hundred times larger than the others. Adam moves all
@@ -76,7 +57,7 @@ def served_params(params: DFlashParams, feature_scale: jax.Array) -> DFlashParam
 
 
 TrainStep = Callable[
-    [TrainState, TargetParams, TokenRows, jax.Array, jax.Array], tuple[TrainState, SlotSums]
+    [TrainState, Frozen, TokenRows, jax.Array, jax.Array], tuple[TrainState, SlotSums]
 ]
 
 
@@ -89,14 +70,16 @@ def build_optimizer(spec: StepSpec) -> optax.GradientTransformation:
     )
 
 
-def _decayed(params: DFlashParams) -> DFlashParams:
-    """Which weights decay: matrices, not norms and biases."""
-    none = jax.tree.map(lambda _: False, params)
-    layers = jax.tree.map(lambda weight: weight.ndim == 2, params.layers)
-    return none.replace(fc=True, layers=layers)
+def _decayed(params: DrafterParams) -> DrafterParams:
+    """Which weights decay: matrices, not norms, though stacked, and biases."""
+    matrices = jax.tree.map(lambda weight: weight.ndim == 2, params)
+    norms = [field.name for field in fields(params) if "norm" in field.name]
+    return matrices.replace(
+        **{name: jax.tree.map(lambda _: False, getattr(params, name)) for name in norms}
+    )
 
 
-def init_train_state(spec: StepSpec, params: DFlashParams, feature_scale: jax.Array) -> TrainState:
+def init_train_state(spec: StepSpec, params: DrafterParams, feature_scale: jax.Array) -> TrainState:
     """Step 0."""
     opt_state = build_optimizer(spec).init(params)
     return TrainState(params, opt_state, feature_scale, jnp.zeros((), jnp.int32))
@@ -113,7 +96,7 @@ def measure_feature_scale(spec: StepSpec, target: TargetParams, rows: TokenRows)
 @functools.lru_cache(maxsize=16)
 def _build_feature_scale(spec: StepSpec) -> Callable[[TargetParams, TokenRows], jax.Array]:
     dense = build_dense_forward(
-        spec.target, feature_layers=spec.drafter.target_layer_ids, attention=spec.attention
+        spec.target, feature_layers=spec.feature_layers, attention=spec.attention
     )
 
     def scale(target: TargetParams, rows: TokenRows) -> jax.Array:
@@ -127,12 +110,12 @@ def _build_feature_scale(spec: StepSpec) -> Callable[[TargetParams, TokenRows], 
 
 @functools.lru_cache(maxsize=16)
 def build_train_step(spec: StepSpec) -> TrainStep:
-    """Builds (DONATED state, target params, rows, key, learning rate f32[]) -> (state, sums).
+    """Builds (DONATED state, frozen, rows, key, learning rate f32[]) -> (state, sums).
 
     The anchors depend on the key and the step alone. Equal specs give the same compiled program.
     """
     optimizer = build_optimizer(spec)
-    forward = _build_forward(spec)
+    forward = build_forward(spec)
 
     def train_step(state, target, rows, key, learning_rate):
         def numerator(params, target, rows, key) -> tuple[jax.Array, SlotSums]:
@@ -173,13 +156,13 @@ def build_train_step(spec: StepSpec) -> TrainStep:
 @functools.lru_cache(maxsize=16)
 def build_measure(
     spec: StepSpec,
-) -> Callable[[DFlashParams, TargetParams, TokenRows, jax.Array], tuple[SlotSums, jax.Array]]:
-    """Builds (params, target params, rows, index i32[R, A]) -> (sums, f32[R, A] lengths).
+) -> Callable[[DrafterParams, Frozen, TokenRows, jax.Array], tuple[SlotSums, jax.Array]]:
+    """Builds (params, frozen, rows, index i32[R, A]) -> (sums, f32[R, A] lengths).
 
     The blocks begin where `index` says; one that begins at a token that cannot be a bonus token
     counts nowhere.
     """
-    forward = _build_forward(spec)
+    forward = build_forward(spec)
 
     def measure(params, target, rows, index):
         anchors = Anchors(index, jnp.take_along_axis(possible_anchors(rows), index, axis=1))
@@ -188,41 +171,8 @@ def build_measure(
     return jax.jit(measure)
 
 
-def _build_forward(
-    spec: StepSpec,
-) -> Callable[[DFlashParams, TargetParams, TokenRows, Anchors], tuple[jax.Array, SlotSums]]:
-    """(params, target, rows, anchors) -> (numerator of the loss, sums)."""
-    dtype = jnp.dtype(spec.compute_dtype)
-    dense = build_dense_forward(
-        spec.target,
-        feature_layers=spec.drafter.target_layer_ids,
-        with_hidden=spec.loss.soft_labels > 0,
-        attention=spec.attention,
-    )
-
-    def forward(params, target, rows, anchors):
-        with jax.named_scope("target"):
-            seen = jax.lax.stop_gradient(dense(target, rows))
-        labels = labels_of(rows, anchors, spec.drafter.block_size)
-        with jax.named_scope("drafter"):
-            hidden = block_hidden(
-                jax.tree.map(lambda p: p.astype(dtype), params),
-                spec.drafter,
-                seen.features,
-                embed_tokens(target.embed, block_ids(rows, anchors, spec.drafter)),
-                rows,
-                anchors,
-                chunk=spec.chunk,
-            )
-        teacher = None if seen.hidden is None else _teacher(seen.hidden, labels)
-        with jax.named_scope("loss"):
-            return block_loss(hidden, target.head, labels, teacher, spec.loss)
-
-    return forward
-
-
-def _teacher(hidden: jax.Array, labels: Labels) -> jax.Array:
-    """[R, A, K, E]: the target's output one token before each label, which chose it."""
-    before = jnp.maximum(labels.source - 1, 0).reshape(labels.source.shape[0], -1, 1)
-    picked = jnp.take_along_axis(hidden, before, axis=1)
-    return picked.reshape(*labels.source.shape, hidden.shape[-1])
+def build_forward(spec: StepSpec) -> Forward:
+    """(params, frozen, rows, anchors) -> (numerator of the loss, (sums, f32[R, A] lengths))."""
+    if isinstance(spec.drafter, EagleConfig):
+        return build_eagle_forward(spec)
+    return build_dflash_forward(spec)

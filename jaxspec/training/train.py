@@ -11,14 +11,12 @@ import jax
 import numpy as np
 
 from jaxspec.config import EngineConfig
-from jaxspec.drafters.dflash_params import DFlashParams
 from jaxspec.engine.assemble import OpenedModel, open_model, refuse_old_gpu_jax
 from jaxspec.training.anchors import TokenRows
 from jaxspec.training.card import CardFacts, model_card
 from jaxspec.training.checkpoint import Checkpoints, check_same_run
 from jaxspec.training.config import EPOCHS, TrainConfig, TrainingError, resume_command
 from jaxspec.training.conversations import HELD_OUT, TRAIN, load_conversations, load_meta
-from jaxspec.training.dflash import init_params
 from jaxspec.training.export import export_drafter
 from jaxspec.training.loop import Best, Tools, run_steps
 from jaxspec.training.loss import LossSpec
@@ -29,6 +27,7 @@ from jaxspec.training.plan import (
     measure_flops_per_s,
     seconds_a_step,
 )
+from jaxspec.training.recipes import RECIPES, Design
 from jaxspec.training.report import (
     Metrics,
     Report,
@@ -42,11 +41,10 @@ from jaxspec.training.setup import (
     Choice,
     choose_attention,
     choose_compute_dtype,
-    choose_mask_token,
-    drafter_config,
 )
+from jaxspec.training.spec import StepSpec
 from jaxspec.training.step import (
-    StepSpec,
+    DrafterParams,
     init_train_state,
     measure_feature_scale,
 )
@@ -83,6 +81,7 @@ class TrainPlan:
     """All that was decided before the weights are loaded."""
 
     spec: StepSpec
+    design: Design
     choices: tuple[Choice, ...]
     total_steps: int | None  # None: fitted to the wall time
     device: Device
@@ -158,25 +157,22 @@ def load_data(config: TrainConfig, opened: OpenedModel) -> TrainData:
 
 
 def plan_run(config: TrainConfig, opened: OpenedModel, data: TrainData) -> TrainPlan:
-    """Decides sizes, dtype, mask token and micro-batch, and estimates memory and time.
+    """Decides the drafter, sizes, dtype and micro-batch, and estimates memory and time.
 
     Raises:
-        TrainingError: no token can stand for a mask, or the target has too few layers.
+        TrainingError: the target or the data do not suit the drafter.
     """
     device = Device.current()
     refuse_old_gpu_jax(device.platform, jax.__version_info__)
     target = opened.checkpoint.config
-    mask, mask_reason = choose_mask_token(
-        config.mask_token_id, opened.tokenizer, target, data.conversations
-    )
-    drafter = drafter_config(config, target, mask)
+    design = RECIPES[type(config)].design(config, opened, data.conversations)
     dtype, dtype_reason = choose_compute_dtype(config.dtype, device.platform)
     attention, attention_reason = choose_attention(
         config.attention, target, dtype, config.row_len, device.platform
     )
     spec = StepSpec(
         target=target,
-        drafter=drafter,
+        drafter=design.drafter,
         loss=LossSpec(
             block_size=config.block_size,
             weighting=config.loss,
@@ -210,9 +206,7 @@ def plan_run(config: TrainConfig, opened: OpenedModel, data: TrainData) -> Train
         ("device", device.kind, f"jax {jax.__version__}"),
         ("data", f"{len(data.conversations)} conversations", f"{config.data}, {len(data.train)} "
          f"rows of {config.row_len} tokens, {100 * filled:.0f} % filled"),
-        ("drafter", f"{drafter.num_layers} layers, block {drafter.block_size}",
-         f"reads target layers {drafter.target_layer_ids}"),
-        ("mask token", str(mask), mask_reason),
+        *design.choices,
         ("compute in", dtype, dtype_reason),
         ("target's attention", attention, attention_reason),
         ("rows at once", str(rows_at_once), f"{spec.micro_batches} parts of a step of "
@@ -223,7 +217,7 @@ def plan_run(config: TrainConfig, opened: OpenedModel, data: TrainData) -> Train
          f"estimated, {1e3 * guess:.0f} ms a step"),
         ("if cut off", resume_command(config), ""),
     )  # fmt: skip
-    return TrainPlan(spec, choices, total_steps, device)
+    return TrainPlan(spec, design, choices, total_steps, device)
 
 
 def _run(
@@ -243,7 +237,9 @@ def _run(
         )
     target = load_target(opened.checkpoint, plan.spec.compute_dtype, progress=on_progress)
     weights_key, anchors_key = jax.random.split(jax.random.key(config.seed))
-    params = init_params(plan.spec.drafter, weights_key, final_norm=target.final_norm)
+    recipe = RECIPES[type(config)]
+    frozen = recipe.freeze(target, plan.design)
+    params = recipe.init(plan.design, weights_key, frozen)
     some = TokenRows.from_host(data.train.take(np.arange(min(_SCALE_ROWS, len(data.train)))))
     scale = measure_feature_scale(plan.spec, target, some)
     state = init_train_state(plan.spec, params, scale)
@@ -256,7 +252,7 @@ def _run(
         trim_metrics(folder / "metrics.jsonl", int(state.step))
     limit = None if config.max_minutes is None else 60 * config.max_minutes
 
-    def export(params: DFlashParams, best: Best, seconds: float) -> None:
+    def export(params: DrafterParams, best: Best, seconds: float) -> None:
         facts = CardFacts(
             name=folder.name,
             target=opened.checkpoint.name,
@@ -269,6 +265,7 @@ def _run(
             device=plan.device.kind,
             held_out=best.held_out,
         )
+        params = recipe.export(params, plan.design)
         export_drafter(folder, params, plan.spec.drafter, plan.spec.target, card=model_card(facts))
 
     tools = Tools(
@@ -276,7 +273,7 @@ def _run(
         Horizon(notes["total_steps"], limit),
         report,
         checkpoints,
-        target,
+        frozen,
         notes,
         export,
     )

@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafters.dflash_params import DFlashParams
-from jaxspec.models.layers import TargetParams
 from jaxspec.training.anchors import TokenRows
 from jaxspec.training.report import Metrics, ratios
 from jaxspec.training.rows import PackedRows
-from jaxspec.training.step import StepSpec, build_measure
+from jaxspec.training.spec import StepSpec
+from jaxspec.training.step import DrafterParams, Frozen, build_measure
 
 _ROWS_AT_ONCE = 8
 
@@ -47,8 +46,8 @@ def walk(rows: PackedRows, lengths: np.ndarray) -> tuple[int, int]:
 
 
 def build_walk(
-    spec: StepSpec, target: TargetParams, held_out: PackedRows
-) -> Callable[[DFlashParams], Metrics]:
+    spec: StepSpec, frozen: Frozen, held_out: PackedRows
+) -> Callable[[DrafterParams], Metrics]:
     """Builds (drafter's params) -> metrics over all positions of the held-out rows.
 
     `simulated_accept_length` is that of a walk; slot accuracies and loss are of every position.
@@ -68,8 +67,8 @@ def build_walk(
         for start in starts
     ]
 
-    def run(params: DFlashParams) -> Metrics:
-        results = [[measure(params, target, part, index) for index in indices] for part in parts]
+    def run(params: DrafterParams) -> Metrics:
+        results = [[measure(params, frozen, part, index) for index in indices] for part in parts]
         sums = jax.tree.map(
             lambda *leaves: jnp.stack(leaves).sum(0), *(s for row in results for s, _ in row)
         )

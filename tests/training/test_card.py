@@ -22,5 +22,5 @@ def test_the_card_tables_what_was_measured():
     )
     card = model_card(facts)
     assert "| prompts | T | accept length |\n| --- | --- | --- |\n| chat | 0 | 2.35 |" in card
-    assert "12.3 M parameters, 2 layers" in card
+    assert "12.3 M parameters, layers: 2 of" in card
     assert "simulated" not in card

@@ -23,7 +23,7 @@ from jaxspec.training.data import make_data, read_texts
 from jaxspec.training.loss import LossSpec
 from jaxspec.training.report import read_metrics
 from jaxspec.training.rows import pack_rows
-from jaxspec.training.step import StepSpec
+from jaxspec.training.spec import StepSpec
 from jaxspec.training.target import build_dense_forward
 from jaxspec.training.train import train
 from jaxspec.training.walk import build_walk

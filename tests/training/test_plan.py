@@ -19,7 +19,7 @@ from jaxspec.training.setup import (
     default_feature_layers,
     drafter_config,
 )
-from jaxspec.training.step import StepSpec
+from jaxspec.training.spec import StepSpec
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 from tests.training.tiny import TARGET, conversation, step_spec
 

@@ -16,7 +16,7 @@ from jaxspec.training.anchors import TokenRows
 from jaxspec.training.dflash import init_params
 from jaxspec.training.loss import LossSpec
 from jaxspec.training.rows import Conversation, PackedRows, pack_rows
-from jaxspec.training.step import StepSpec
+from jaxspec.training.spec import StepSpec
 
 VOCAB = 48
 MASK = 47
