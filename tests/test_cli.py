@@ -169,6 +169,7 @@ def test_generate_prints_one_json_object(run, folder, cache):
     assert result["figures"]["accept_lengths"] == {"1": 5}
     assert set(result["figures"]) == {
         "num_prompt_tokens",
+        "num_cached_tokens",
         "num_tokens",
         "time_to_first_token_s",
         "duration_s",

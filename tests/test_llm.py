@@ -154,6 +154,21 @@ def test_chat_answers_several_conversations_in_order(llm):
     assert ["be kind" in output.prompt for output in outputs] == [True, False]
 
 
+def test_the_next_turn_of_a_chat_finds_the_turns_before_it(llm):
+    turns = [{"role": "user", "content": "tell me something that is long enough"}]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    answer = llm.chat(turns, params, use_tqdm=False)[0]
+    turns += [
+        {"role": "assistant", "content": text_of(answer)},
+        {"role": "user", "content": "go on"},
+    ]
+    second = llm.chat(turns, params, use_tqdm=False)[0]
+    known = len(answer.prompt_token_ids)
+    page = llm.assembled.geometry.page_size
+    assert second.num_cached_tokens >= known // page * page > 0
+    assert second.num_cached_tokens < len(second.prompt_token_ids)
+
+
 def test_a_chat_can_be_streamed(llm):
     (whole,) = llm.chat(HELLO, GREEDY, use_tqdm=False, enable_thinking=True)
     deltas = list(llm.stream_chat(HELLO, GREEDY, enable_thinking=True))

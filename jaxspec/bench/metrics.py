@@ -97,6 +97,7 @@ def request_figures(output: RequestOutput) -> dict[str, Any]:
     duration = None if metrics.finished_s is None else metrics.finished_s - metrics.arrival_s
     return {
         "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
         "num_tokens": len(output.outputs[0].token_ids),
         "time_to_first_token_s": metrics.time_to_first_token_s,
         "duration_s": duration,

@@ -89,11 +89,11 @@ class PageTable:
         Its text and the blocks that its first dispatches reserve must fit beside those of the
         requests admitted before it, and leave each running one a page to grow.
         """
-        needed = self._pages_at_first(seq)
-        if self.prefixes is not None:
-            needed -= self.prefixes.num_in_use(seq.prefill_ids.tolist())
         promised = sum(max(self._pages_at_first(s) - len(s.pages), 0) for s in admitted)
-        return needed + promised + num_running <= self.pool.num_free
+        missing = self._pages_at_first(seq) + promised + num_running - self.pool.num_free
+        if missing > 0 and self.prefixes is not None:
+            missing -= self.prefixes.num_in_use(seq.prefill_ids.tolist())
+        return missing <= 0
 
     def _pages_at_first(self, seq: Sequence) -> int:
         sizes = self._geometry

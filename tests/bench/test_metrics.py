@@ -79,6 +79,7 @@ def test_figures_hold_raw_sums_and_ratios():
     )
     assert figures == {
         "num_prompt_tokens": 3,
+        "num_cached_tokens": 0,
         "num_tokens": 5,
         "time_to_first_token_s": 0.5,
         "duration_s": 2.5,

@@ -59,6 +59,7 @@ def engine_of(
     *,
     overlap: bool = True,
     families=(Mode.GREEDY, Mode.SAMPLED),
+    caching: bool = False,
     **geometry,
 ) -> Engine:
     """families: which of the greedy and the sampled programs serve greedy and other batches."""
@@ -73,6 +74,7 @@ def engine_of(
         },
         eos_token_ids=(EOS,),
         overlap=overlap,
+        prefix_lookahead=drafter.kv_lookahead if caching else None,
     )
 
 
@@ -169,7 +171,7 @@ def test_a_step_keeps_shapes_and_dtypes_with_64_bit_types(x64):
         chex.assert_trees_all_equal_shapes_and_dtypes(state, engine._state)
 
 
-def check_relay(engine: Engine, asked, dense, features_of, num_drafts: int) -> None:
+def check_relay(engine: Engine, asked, dense, features_of, num_drafts: int) -> int:
     """Steps to the end; after each step every row's carry equals recomputation from its text."""
     for each in asked:
         engine.add_request(each)
@@ -185,19 +187,20 @@ def check_relay(engine: Engine, asked, dense, features_of, num_drafts: int) -> N
             assert relative_error(hidden, np.stack(outputs)) < 1e-4
             assert relay.carry.topk_index[slot].tolist() == drafts
             checked += 1
-    assert checked > 15
+    return checked
+
+
+def table_features(tokens):
+    """What the toy target shows the drafter."""
+    rows = [[t, p, 2 * checksum(tokens[: p + 1])] for p, t in enumerate(tokens)]
+    return np.array(rows, np.float64)
 
 
 def test_what_is_relayed_equals_recomputation_from_the_text():
     """Whatever was accepted, chunked or reused before: two drafts a step are forced to count."""
-
-    def features_of(tokens):
-        rows = [[t, p, 2 * checksum(tokens[: p + 1])] for p, t in enumerate(tokens)]
-        return np.array(rows, np.float64)
-
     engine = table_engine(overlap=False, force_accept=2)
     dense = DenseEagle(TABLE_EAGLE, table_eagle()[1])
-    check_relay(engine, workload([{}]), dense, features_of, 1)
+    assert check_relay(engine, workload([{}]), dense, table_features, 1) > 15
 
 
 def llama(feature_layers=()) -> tuple[Target, TargetParams]:
@@ -424,4 +427,38 @@ def test_the_relay_of_several_layers_equals_recomputation_from_the_text():
     """Tiles, chunks and reused slots of the engine, two drafts accepted a step."""
     dense = DenseMultiLayer(MULTI_LAYER, knowing_layers(), EMBED, HEAD)
     engine = multi_layer_engine(overlap=False)
-    check_relay(engine, workload([{}]), dense, lambda tokens: EMBED[tokens], NUM_DRAFTS)
+    checked = check_relay(engine, workload([{}]), dense, lambda tokens: EMBED[tokens], NUM_DRAFTS)
+    assert checked > 15
+
+
+@pytest.mark.parametrize("layers", [False, True], ids=["eagle3", "several layers"])
+def test_the_relay_behind_cached_pages_equals_recomputation_from_the_text(layers):
+    """F10: rows that depend on tokens behind them are those of this text, not of the cached one.
+
+    All in one slot. The third prompt finds two pages of the first and goes on otherwise; the second
+    ends just there, so that what the slot keeps of its last rows would fit the third's, and would
+    be written into pages that are the first's too.
+    """
+    if layers:
+        dense = DenseMultiLayer(MULTI_LAYER, knowing_layers(), EMBED, HEAD)
+        engine = multi_layer_engine(overlap=False, caching=True)
+        features_of, num_drafts = (lambda tokens: EMBED[tokens]), NUM_DRAFTS
+    else:
+        dense = DenseEagle(TABLE_EAGLE, table_eagle()[1])
+        engine = table_engine(overlap=False, force_accept=2, caching=True)
+        features_of, num_drafts = table_features, 1
+    engine._free_slots.clear()
+    engine._free_slots.append(1)
+    engine.check_idle = lambda: None  # two slots are kept away on purpose
+    first = [(i * 7 + 3) % 32 for i in range(16)]
+    prompts = [first, [(i * 5) % 32 for i in range(8)], [*first[:11], 30, 31], first]
+    cached = []
+    for i, prompt in enumerate(prompts):
+        asked = request(f"r{i}", prompt, max_tokens=(9, 1, 9, 9)[i], ignore_eos=True)
+        engine.add_request(asked)
+        engine._admit()
+        engine._dispatch_prefill()
+        (seq,) = engine._running.values()
+        cached.append(seq.num_cached)
+        assert check_relay(engine, [], dense, features_of, num_drafts) >= (i != 1)
+    assert cached == [0, 0, 8, 12]

@@ -110,6 +110,20 @@ def test_an_aborted_requests_pages_are_of_use():
     assert outputs["second"].num_cached_tokens == 8
 
 
+def test_of_a_prompt_that_is_aborted_between_its_chunks_only_what_was_written_is_taken():
+    """16 of 28 tokens were dispatched; the pages behind them belong to the text, but are empty."""
+    engine, long = make_engine(), [(5 * i + 3) % 32 for i in range(28)]
+    engine.add_request(request("first", long))
+    engine.step()
+    engine.abort("first")
+    drain(engine)
+    second = request("second", long)
+    outputs = run(engine, second)
+    check(outputs, second)
+    assert outputs["second"].num_cached_tokens == 16
+    assert outputs["second"].metrics.accept_lengths == scripted_accept_lengths(second, SCRIPT)
+
+
 def test_a_failed_requests_pages_are_not_taken():
     """What made its logits infinite may lie in them."""
     engine = make_engine()
