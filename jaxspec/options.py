@@ -110,6 +110,30 @@ def given(
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
+def read_settings(settings: type, words: Sequence[str]) -> dict[str, Any]:
+    """Values of a dataclass's fields from words such as `tree_nodes=32`.
+
+    Raises:
+        UsageError: an unknown name, or a value of another type.
+    """
+    hints = typing.get_type_hints(settings)
+    known = [each.name for each in fields(settings) if "help" in each.metadata]
+    values = {}
+    for word in words:
+        name, sign, text = word.partition("=")
+        if not sign:
+            raise UsageError(f"{word!r} is no setting; write name=value")
+        _check_name("setting", name, known)
+        kind, is_list = _element(hints[name])
+        if is_list or kind is bool:
+            raise UsageError(f"{name} cannot be set here; give it as an option of all")
+        try:
+            values[name] = _READERS[kind](text)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"{name}: {error}") from None
+    return values
+
+
 def _add_option(parser: argparse._ActionsContainer, each: Field, hint: Any, default: Any) -> None:
     flag = "--" + each.name.replace("_", "-")
     text = each.metadata["help"].replace("%", "%%")

@@ -9,7 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.bench.settings import AcceptanceOptions, RooflineOptions, ServeMixOptions, Settings
+from jaxspec.bench.settings import (
+    AcceptanceOptions,
+    RooflineOptions,
+    ServeMixOptions,
+    Settings,
+    ThroughputOptions,
+)
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.shipped import shipped_checkpoint
 from jaxspec.options import Parser, add_options, given, read_int
@@ -97,12 +103,14 @@ def add_arguments(parser: Parser) -> None:
         "--drafter",
         action="append",
         metavar="TEXT",
-        help="a drafter to measure; may be repeated (default: those that need no "
-        "checkpoint, and the one shipped for the model)",
+        help="a drafter to measure, with settings for it alone behind commas as in "
+        "dflash,tree_nodes=32; may be repeated (default: those that need no checkpoint, and the "
+        "one shipped for the model)",
     )
     add_options(parser.add_argument_group("acceptance"), AcceptanceOptions)
     add_options(parser.add_argument_group("roofline"), RooflineOptions)
     add_options(parser.add_argument_group("serve-mix"), ServeMixOptions)
+    add_options(parser.add_argument_group("throughput"), ThroughputOptions)
     engine = parser.add_argument_group("engine")
     add_options(engine, EngineConfig, leave_out=("drafter", "warm_up"))
     engine.add_argument(
@@ -122,6 +130,7 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
     roofline = RooflineOptions(**_tuples(given(args, RooflineOptions)))
     serve_mix = ServeMixOptions(**given(args, ServeMixOptions))
     acceptance = AcceptanceOptions(**_tuples(given(args, AcceptanceOptions)))
+    throughput = ThroughputOptions(**_tuples(given(args, ThroughputOptions)))
     counts = {
         name: _count(name, getattr(args, name), getattr(mode, name))
         for name in ("num_prompts", "max_tokens", "repeats")
@@ -140,8 +149,11 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
             roofline=roofline,
             acceptance=acceptance,
             serve_mix=serve_mix,
+            throughput=throughput,
             **counts,
         )
+        for drafter in settings.drafters:
+            settings.config_with(drafter)  # a mistake in the last one is not found hours later
         result = mode.load(args.mode)(settings)
     if args.json:
         described = {**asdict(config), **counts, "drafter": list(settings.drafters)}
@@ -149,6 +161,8 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
             described |= asdict(roofline)
         if args.mode == "serve-mix":
             described |= asdict(serve_mix)
+        if args.mode == "throughput":
+            described |= asdict(throughput)
         if args.mode == "acceptance":
             described |= asdict(acceptance)
         print_json(args.mode, described, result)

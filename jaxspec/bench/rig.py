@@ -52,6 +52,7 @@ def describe(rig: Rig) -> dict[str, Any]:
     """What a row's figures hold for: acceptance and speed mean nothing without it."""
     return {
         "drafter": rig.drafter_name,
+        "drafts": _drafts(rig.drafter),
         "block_size": rig.geometry.block_size,
         "decode_steps": rig.geometry.decode_steps,
         "dtype": rig.geometry.dtype,
@@ -59,6 +60,12 @@ def describe(rig: Rig) -> dict[str, Any]:
         "chat_template": rig.tokenizer.has_chat_template,
         "lossless": rig.lossless,
     }
+
+
+def _drafts(drafter: Drafter) -> str:
+    if drafter.depth is not None:
+        return f"tree of {drafter.num_draft_tokens}, {drafter.depth} deep"
+    return f"chain of {drafter.num_draft_tokens}" if drafter.num_draft_tokens else "none"
 
 
 def greedy_steps(rig: Rig) -> Steps:

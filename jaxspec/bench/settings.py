@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.options import read_settings
 from jaxspec.weights.files import Progress
 
 SHAPE_NAMES = ("qwen3-8b", "smollm2-135m", "tiny")  # of `shapes.SHAPES`, which imports jax
@@ -61,6 +62,19 @@ class ServeMixOptions:
             raise ConfigError(f"prefix is {self.prefix}; it must be at least 1")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputOptions:
+    """What `jaxspec bench throughput` alone is told."""
+
+    concurrency: tuple[int, ...] = _option(
+        (), "requests that run at once; unset: 1, 2, 4, ... up to max_num_seqs"
+    )
+
+    def __post_init__(self) -> None:
+        if self.concurrency and min(self.concurrency) < 1:
+            raise ConfigError(f"concurrency is {min(self.concurrency)}; it must be at least 1")
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of a bench.
@@ -79,7 +93,12 @@ class Settings:
     roofline: RooflineOptions = field(default_factory=RooflineOptions)
     acceptance: AcceptanceOptions = field(default_factory=AcceptanceOptions)
     serve_mix: ServeMixOptions = field(default_factory=ServeMixOptions)
+    throughput: ThroughputOptions = field(default_factory=ThroughputOptions)
 
     def config_with(self, drafter: str) -> EngineConfig:
-        """The engine's settings with this drafter."""
-        return replace(self.config, drafter=drafter)
+        """The engine's settings with a drafter, and settings for it alone behind commas.
+
+        Example: `dflash,tree_nodes=32` drafts trees, whatever the other drafters do.
+        """
+        name, *words = drafter.split(",")
+        return replace(self.config, drafter=name, **read_settings(EngineConfig, words))

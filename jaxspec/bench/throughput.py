@@ -7,11 +7,13 @@ from jaxspec.bench.metrics import mean_accept_length
 from jaxspec.bench.report import Column, Result, number
 from jaxspec.bench.rig import build_engine, describe, load_rig, make_requests, run_workload
 from jaxspec.bench.settings import Settings
+from jaxspec.config import ConfigError
 from jaxspec.engine.warmup import warmup
 from jaxspec.mode import Mode
 
 COLUMNS = (
     Column("drafter", "drafter"),
+    Column("drafts", "drafts"),
     Column("concurrency", "at once"),
     Column("tokens_per_s", "tokens/s", number(1)),
     Column("step_ms", "ms/step", number(1)),
@@ -21,8 +23,19 @@ COLUMNS = (
 
 
 def run(settings: Settings) -> Result:
-    """Serves the same prompts with each drafter, 1, 2, 4, ... at once."""
+    """Serves the same prompts with each drafter, 1, 2, 4, ... at once.
+
+    Raises:
+        ConfigError: more at once than there are slots or prompts.
+    """
     rows = []
+    slots = settings.config.max_num_seqs
+    wanted = settings.throughput.concurrency or concurrencies(slots)
+    for limit, name in ((slots, "max_num_seqs"), (settings.num_prompts, "num_prompts")):
+        if max(wanted) > limit:
+            raise ConfigError(
+                f"{max(wanted)} requests are to run at once, but {name} is {limit}; raise it"
+            )
     for drafter in settings.drafters:
         rig = load_rig(
             settings.config_with(drafter),
@@ -31,7 +44,7 @@ def run(settings: Settings) -> Result:
         )
         engine = build_engine(rig)
         warmup(engine, modes=(Mode.GREEDY,), on_progress=settings.on_progress)
-        for concurrency in concurrencies(rig.geometry.num_slots):
+        for concurrency in wanted:
             settings.on_progress(f"measuring {drafter}, {concurrency} at once", 0, 0)
             requests = make_requests(rig, settings.num_prompts, max_tokens=settings.max_tokens)
             work = run_workload(engine, requests, concurrency=concurrency)

@@ -2,8 +2,10 @@
 
 import io
 import json
+import re
 import sys
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -29,8 +31,16 @@ from jaxspec.bench.step_times import time_steps
 from jaxspec.bench.throughput import concurrencies
 from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.models.config import ModelConfig
+from jaxspec.training import eagle
+from jaxspec.training.config import Eagle3TrainConfig, TrainConfig
+from jaxspec.training.dflash import init_params as init_dflash
+from jaxspec.training.eagle import EagleTarget
+from jaxspec.training.export import export_drafter
+from jaxspec.training.setup import drafter_config, eagle3_config
+from jaxspec.weights.config_json import read_model_config
 from jaxspec.weights.files import no_progress
 from tests.tiny_model import SIZES, write_tiny_model
+from tests.training.tiny import target_params as random_target
 
 SMALL = ["--num-prompts", "2", "--max-tokens", "6", "--repeats", "2"]
 SMALL += [f"--{name.replace('_', '-')}={size}" for name, size in SIZES.items()]
@@ -100,6 +110,76 @@ def test_throughput_goes_up_to_all_slots(bench):
     assert [row["concurrency"] for row in rows] == [1]
     assert rows[0]["num_compilations"] == 0
     assert [concurrencies(n) for n in (1, 6, 8)] == [[1], [1, 2, 4, 6], [1, 2, 4, 8]]
+
+
+def random_drafters(folder) -> tuple[str, str]:
+    """An EAGLE-3 head and a DFlash drafter for the tiny model that guess at random."""
+    target = read_model_config(folder / "model")
+    frozen = EagleTarget(random_target(0, target), jnp.arange(target.vocab_size, dtype=jnp.int32))
+    eagle3 = eagle3_config(Eagle3TrainConfig(num_features=1), target, target.vocab_size)
+    head = eagle.init_params(eagle3, jax.random.key(0), frozen)
+    dflash = drafter_config(TrainConfig(num_layers=1, num_features=1, block_size=4), target, 200)
+    block = init_dflash(dflash, jax.random.key(0), final_norm=jnp.ones(target.hidden_size))
+    head = head.replace(target_ids=frozen.target_ids)
+    for name, params, config in (("eagle3", head, eagle3), ("dflash", block, dflash)):
+        export_drafter(folder / name, params, config, target, card="random")
+    return str(folder / "eagle3"), str(folder / "dflash")
+
+
+@pytest.mark.nightly
+def test_chains_and_trees_stand_in_one_table(bench, folder):
+    """Each drafter with settings of its own, at the concurrencies asked for."""
+    home = folder.parent / "drafters"
+    home.mkdir()
+    (home / "model").symlink_to(folder)
+    eagle3, dflash = random_drafters(home)
+    asked = [
+        "none",
+        f"{dflash}",
+        f"{dflash},tree_nodes=9,tree_topk=3",
+        f"{eagle3},block_size=4",
+        f"{eagle3},block_size=4,tree_nodes=9,tree_topk=3",
+    ]
+    options = ["--concurrency", "1", "--concurrency", "2", "--max-num-seqs", "2"]
+    options += [word for text in asked for word in ("--drafter", text)]
+    rows = rows_of(bench, "throughput", *options)
+    assert [(row["drafter"], row["concurrency"]) for row in rows] == [
+        (name, at_once)
+        for name in ("none", "dflash", "dflash", "eagle3", "eagle3")
+        for at_once in (1, 2)
+    ]
+    drafts = ["none", "chain of 3", "tree of 8, 3 deep", "chain of 3", "tree of 8, 3 deep"]
+    assert [row["drafts"] for row in rows[::2]] == drafts
+    for row in rows:
+        assert row["num_compilations"] == 0
+        assert row["mean_accept_length"] >= 1.0 and row["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ngram,tree_node=9"], "unknown setting 'tree_node'; did you mean 'tree_nodes'?"),
+        (["none", "ngram,block_size=x"], "block_size: 'x' is not a whole number"),
+        (["ngram,overlap=1"], "overlap cannot be set here; give it as an option of all"),
+        (["ngram,fast"], "'fast' is no setting; write name=value"),
+        (["ngram,tree_topk=2"], "tree_topk is 2, but tree_nodes is not set"),
+    ],
+)
+def test_a_mistake_in_a_drafters_settings_is_named_before_any_run(bench, words, message):
+    options = [word for text in words for word in ("--drafter", text)]
+    status, _, err = bench("throughput", *options)
+    assert status == 2 and message in err
+
+
+def test_no_more_run_at_once_than_there_are(bench):
+    few = ["--drafter", "none", "--concurrency"]
+    for options, message in (
+        ([*few, "2"], "2 requests are to run at once, but max_num_seqs is 1; raise it"),
+        ([*few, "8", "--max-num-seqs", "8"], "8 requests are .*, but num_prompts is 2; raise it"),
+        ([*few, "0"], "concurrency is 0; it must be at least 1"),
+    ):
+        status, _, err = bench("throughput", *options)
+        assert status == 2 and re.search(message, err)
 
 
 def test_acceptance_is_told_by_kind_and_temperature(bench, tmp_path):
