@@ -79,7 +79,7 @@ class _Watcher:
         state, pending, output = self._verify_and_publish(params, state, packed)
         tokens, num_committed = np.asarray(output)[0], int(pending.ingest.num_valid[0])
         kept = f"{num_committed - 1} of {geometry.block_size - 1} drafts accepted"
-        note = f"{kept}: {self._text(tokens[:num_committed])}"
+        note = f"{kept}, {self._text(tokens[:num_committed])} committed"
         self._note("verify, publish", state.future_map, row, note)
         state = self._ingest_and_stash(params, state, pending)
         bonus = int(pending.bonus_tokens[0])
@@ -93,4 +93,5 @@ class _Watcher:
         self.log.append(Moment(self.num_steps, after, token, length, note))
 
     def _text(self, ids: Any) -> str:
-        return repr(self._rig.tokenizer.decode([int(token) for token in ids]))
+        words = [int(token) for token in ids]
+        return repr(self._rig.tokenizer.decode(words, skip_special_tokens=False))
