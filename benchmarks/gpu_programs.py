@@ -1,8 +1,9 @@
 """Compiles decode steps for an H200 on a machine without a GPU, and says what they launch.
 
 Shows what no CPU run can: how many kernels and copies a step launches, whether all of them lie in
-one command buffer, that every donated buffer is updated in place, and that nothing as large as a
-layer's KV is copied. It does not autotune, so that the library's or XLA's own matrix products may
+one command buffer, that every donated buffer is updated in place, that nothing as large as a
+layer's KV is copied, and that no fusion of XLA's reads what a kernel that launches early has made
+(`kernels_pallas/early_launch.py`). It does not autotune, so that matrix products of XLA may
 be other ones on the device.
 
     PYTHONPATH=. python benchmarks/gpu_programs.py FOLDER --out . smollm2-135m:none:1 ...
@@ -26,6 +27,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+_XLA = ("fusion", "copy", "copy-start", "dynamic-update-slice", "reduce", "scatter", "gather")
 _TARGET = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
@@ -123,8 +125,33 @@ def _row(program: str, devices: list[Any], dump: Path) -> dict[str, Any]:
         "aliased_bytes": compiled.memory_analysis().alias_size_in_bytes,
         "temp_bytes": compiled.memory_analysis().temp_size_in_bytes,
         "kv_sized_copies": _large_copies(compiled.as_text(), kv_bytes),
+        **_early(compiled.as_text()),
         "arguments": len(jax.tree.leaves(args)),
     }
+
+
+def _early(hlo: str) -> dict[str, int]:
+    """Kernels that launch the next one early, and those of them whose result a fusion reads."""
+    instructions = {
+        name: (opcode, set(re.findall(r"%[\w.-]+", operands)), "launch_dependents" in rest)
+        for name, opcode, operands, rest in re.findall(
+            r"^\s*(?:ROOT )?(%[\w.-]+) = .*? ([\w-]+)\((.*?)\)(.*)$", hlo, re.M
+        )
+    }
+    users: dict[str, list[str]] = {}
+    for name, (_, operands, _) in instructions.items():
+        for operand in operands:
+            users.setdefault(operand, []).append(name)
+
+    def is_read_by_xla(name: str) -> bool:
+        return any(
+            is_read_by_xla(user) if opcode in ("get-tuple-element", "bitcast") else opcode in _XLA
+            for user in users.get(name, [])
+            for opcode in [instructions[user][0]]
+        )
+
+    early = [name for name, (_, _, is_early) in instructions.items() if is_early]
+    return {"early": len(early), "early_read_by_xla": sum(map(is_read_by_xla, early))}
 
 
 def _large_copies(hlo: str, num_bytes: int) -> int:

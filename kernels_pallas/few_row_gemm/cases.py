@@ -30,11 +30,26 @@ CASES = (
     Case("swiglu and residual, 64 rows", 64, 48, 192, residual=True, swiglu=True),
     Case("wide, float16", 33, 128, 320, residual=True, dtype="float16"),
     Case("tall, bfloat16", 5, 200, 96, dtype="bfloat16"),
+    # One for each way that `triton.choose` goes for a large weight.
+    Case("large, bfloat16", 3, 2561, 80, dtype="bfloat16"),
+    Case("large and wide, bfloat16", 2, 2560, 5184, residual=True, dtype="bfloat16"),
+    Case("large, swiglu, bfloat16", 2, 2560, 72, swiglu=True, dtype="bfloat16"),
+    Case("largest, bfloat16", 1, 4104, 264, dtype="bfloat16"),
 )
 
 
-# Qwen3-8B's four products, plain and with the epilogues that a layer can use.
+# The four products of Qwen3-8B, plain and with the epilogues that a layer can use, and SmolLM2's.
 BENCH_CASES = (
+    *(
+        Case(f"small {name}, {num_rows} rows", num_rows, outputs, width, **more, dtype="bfloat16")
+        for num_rows in (1, 8)
+        for name, outputs, width, more in (
+            ("qkv", 960, 576, {}),
+            ("o", 576, 576, {}),
+            ("gate_up + swiglu", 1536, 576, {"swiglu": True}),
+            ("down", 576, 1536, {}),
+        )
+    ),
     *(
         Case(f"{name}, {num_rows} rows", num_rows, outputs, width, dtype="bfloat16")
         for num_rows in (1, 16, 32)

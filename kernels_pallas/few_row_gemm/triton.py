@@ -42,6 +42,9 @@ def choose(num_rows: int, outputs: int, width: int, swiglu: bool, bits: int) -> 
     """
     if bits > 16:
         config = Config(32, 32, num_warps=4, num_stages=3, weight_first=False)
+    elif outputs < 2560:
+        # A small weight: few rows a program, or too few programs share the loads.
+        config = Config(16, 256, num_warps=4, num_stages=4, weight_first=False)
     elif swiglu:
         config = Config(64, 64, num_warps=4, num_stages=4, weight_first=True)
     elif width > 2 * outputs:
