@@ -50,14 +50,15 @@ def programs() -> str:
     """What each program launches, copies and updates in place."""
     lines = [
         "| program | launches | command buffers | outside of them | state updated in place "
-        "| copies as large as a layer's KV |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| copies as large as a layer's KV | launch the next early | of these read by XLA |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in _read("gpu_programs")["rows"]:
         aliased = row["aliased_bytes"] / row["state_bytes"]
         lines.append(
             f"| `{row['program']}` | {row['launches']} | {row['command_buffers']} "
-            f"| {row['outside_command_buffers']} | {aliased:.0%} | {row['kv_sized_copies']} |"
+            f"| {row['outside_command_buffers']} | {aliased:.0%} | {row['kv_sized_copies']} "
+            f"| {row['early']} | {row['early_read_by_xla']} |"
         )
     return "\n".join(lines)
 

@@ -26,3 +26,4 @@ def test_every_program_updates_its_state_in_place_and_copies_no_kv():
     for row in load_script()._read("gpu_programs")["rows"]:
         assert row["aliased_bytes"] == row["state_bytes"], row["program"]
         assert row["kv_sized_copies"] == 0, row["program"]
+        assert row["early_read_by_xla"] == 0, row["program"]
