@@ -127,24 +127,32 @@ def preceding_in_tree(
     return Preceding(tokens, counted, jnp.stack(newest_first[::-1], axis=-1))
 
 
-def edit_logits(
-    logits: jax.Array,
-    positions: jax.Array,
-    rows: EditRows,
-    stop_ids: jax.Array,
-    before: Preceding | None,
-) -> jax.Array:
+class Editing(NamedTuple):
+    """What changes the logits of a block.
+
+    rows: leaves [B, ...]. stop_ids: i32[B, E], padded with V. before: None for drafts, which are
+    guesses: they are edited as if nothing stood between the row's last token and them, and bad
+    words are left to verification. allowed: u32[B, N, ceil(V / 32)] a bit a token that a grammar
+    allows there; None where there is no grammar, and for drafts.
+    """
+
+    rows: EditRows
+    stop_ids: jax.Array
+    before: Preceding | None = None
+    allowed: jax.Array | None = None
+
+
+def edit_logits(logits: jax.Array, positions: jax.Array, editing: Editing) -> jax.Array:
     """Adds the bias, then repetition, frequency and presence penalties, then forbids tokens.
 
     The order is vLLM's. A repetition penalty divides positive logits and multiplies others, for
     tokens of prompt or output (CTRL, arXiv 1909.05858); frequency and presence are subtracted,
     for tokens of the output alone, as the OpenAI API defines them.
 
-    logits: f32[B, N, V]. positions: i32[B, N] absolute positions of the tokens to choose. stop_ids:
-    i32[B, E], padded with V. before: None for drafts, which are guesses: they are edited as if
-    nothing stood between the row's last token and them, and bad words are left to verification.
+    logits: f32[B, N, V]. positions: i32[B, N] absolute positions of the tokens to choose.
     Returns f32[B, N, V].
     """
+    rows, stop_ids, before, allowed = editing
     batch, count, vocab_size = logits.shape
     b = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
     n = jnp.arange(count, dtype=jnp.int32)[None, :, None]
@@ -163,11 +171,21 @@ def edit_logits(
     )
     early = (positions < rows.min_lens[:, None])[:, :, None]
     logits = forbid(logits, stop_ids[:, None, :], early)
-    if before is None:
-        return logits
-    first, last = rows.bad_words[:, None, :, :-1], rows.bad_words[:, None, :, -1]
-    matching = (first == vocab_size) | (first == before.tails[:, :, None, :])
-    return forbid(logits, last, jnp.all(matching, axis=-1))
+    if before is not None:
+        first, last = rows.bad_words[:, None, :, :-1], rows.bad_words[:, None, :, -1]
+        matching = (first == vocab_size) | (first == before.tails[:, :, None, :])
+        logits = forbid(logits, last, jnp.all(matching, axis=-1))
+    if allowed is not None:
+        logits = jnp.where(unpack_bits(allowed, vocab_size), logits, -jnp.inf)
+    return logits
+
+
+def unpack_bits(words: jax.Array, count: int) -> jax.Array:
+    """bool[..., count] of u32[..., ceil(count / 32)], bit j of word j // 32 first."""
+    bits = jnp.arange(32, dtype=jnp.uint32)
+    shifts = jnp.broadcast_to(bits, (*words.shape, 32))
+    spread = (words[..., None] >> shifts) & jnp.uint32(1)
+    return spread.reshape(*words.shape[:-1], -1)[..., :count] != 0
 
 
 def _penalise(logits: jax.Array, rows: EditRows, before: Preceding | None) -> jax.Array:

@@ -15,7 +15,8 @@ class Mode(enum.IntEnum):
     SAMPLED = 1  # temperature, filters and noise
     EDITED = 2  # penalties, logit bias, min_tokens and bad words change the logits first
     LOGPROBS = 3  # tells the log-probabilities of what was chosen, and of what else was likely
-    PROMPT_LOGPROBS = 4  # of prefills alone: those of the prompt, too
+    CONSTRAINED = 4  # a grammar allows some tokens alone, as the host works out meanwhile
+    PROMPT_LOGPROBS = 5  # of prefills alone: those of the prompt, too
 
     @property
     def edits(self) -> bool:
@@ -26,3 +27,8 @@ class Mode(enum.IntEnum):
     def logprobs(self) -> bool:
         """True where a step's output holds log-probabilities of the chosen tokens."""
         return self >= Mode.LOGPROBS
+
+    @property
+    def constrained(self) -> bool:
+        """True where a program takes the tokens that grammars allow."""
+        return self >= Mode.CONSTRAINED

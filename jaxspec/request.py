@@ -33,6 +33,46 @@ class FinishReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the whole answer must be, in vLLM's manner: one of these.
+
+    json: a JSON schema, as text or as a mapping. regex: of Rust's regular expressions. choice: one
+    of some texts. grammar: in Lark's notation. json_object: any JSON object.
+
+    Raises:
+        RequestError: none of them is given, or several.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+
+    def __post_init__(self) -> None:
+        check_field_types(self, RequestError)
+        if self.choice is not None:
+            object.__setattr__(self, "choice", tuple(self.choice))
+        if len(self._given()) != 1:
+            names = ", ".join(each.name for each in fields(self))
+            raise RequestError(
+                f"structured_outputs has {' and '.join(self._given()) or 'nothing'}; give one of "
+                f"{names}"
+            )
+        if self.choice == ():
+            raise RequestError("structured_outputs.choice is empty; give at least one text")
+
+    def _given(self) -> list[str]:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return [name for name, value in values.items() if value is not None and value is not False]
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that is given."""
+        return self._given()[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose and when to stop, in vLLM's manner.
 
@@ -64,6 +104,7 @@ class SamplingParams:
     min_tokens: int = _option(0, "tokens before which nothing ends the answer")
     bad_words: tuple[str, ...] = _option((), "text that the answer never holds")
     logit_bias: dict[int, float] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     n: int = 1  # answers to the prompt
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -101,6 +142,7 @@ class SamplingParams:
                 raise RequestError(
                     f"{name} is {count}; it must be between 0 and {MAX_LOGPROBS}, or None for none"
                 )
+        self._check_structure()
         if not 1 <= self.n <= MAX_COPIES:
             raise RequestError(f"n is {self.n}; it must be between 1 and {MAX_COPIES}")
         if self.n > 1 and self.greedy:
@@ -108,6 +150,22 @@ class SamplingParams:
                 f"n is {self.n}, but temperature 0 makes all copies equal; raise temperature or "
                 "leave n at 1"
             )
+
+    def _check_structure(self) -> None:
+        """Refuses what contradicts a grammar, which alone says when an answer is whole."""
+        asked = self.structured_outputs
+        if asked is None:
+            return
+        if not isinstance(asked, StructuredOutputsParams):
+            raise RequestError(
+                f"structured_outputs is {asked!r}; give StructuredOutputsParams, or None"
+            )
+        for name, neutral in (("ignore_eos", False), ("min_tokens", 0)):
+            if getattr(self, name) != neutral:
+                raise RequestError(
+                    f"{name} is {getattr(self, name)}, but structured_outputs say where the "
+                    f"answer ends; leave {name} at {neutral}"
+                )
 
     def _check_edits(self) -> None:
         """Refuses what cannot be meant by the fields that change logits."""
@@ -150,6 +208,8 @@ class SamplingParams:
     @property
     def mode(self) -> Mode:
         """The least mode of a batch that serves these settings."""
+        if self.structured_outputs is not None:
+            return Mode.CONSTRAINED
         if self.logprobs is not None:
             return Mode.LOGPROBS
         if self.edits_logits:

@@ -66,6 +66,10 @@ class Tokenizer:
         """Whether every token stands for bytes of its own, so that `token_bytes` holds."""
         return isinstance(self._backend.decoder, decoders.ByteLevel)
 
+    def to_json(self) -> str:
+        """The tokenizer as the `tokenizers` package writes it."""
+        return self._backend.to_str()
+
     def token_id(self, token: str) -> int | None:
         """The id of a token given by its exact text, None when there is none."""
         return self._backend.token_to_id(token)

@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxspec.drafters.base import DraftBlock, DraftContext, Drafter, IngestBatch, ModelParams
 from jaxspec.future_map import token_dtype
+from jaxspec.grammar import Grammars
 from jaxspec.models.base import KV, Block, Target, TargetOutput
 
 VOCAB = 32
@@ -290,6 +291,26 @@ class LetterTokenizer:
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """Text of tokens."""
         return b"".join(letters()[token] for token in ids).decode()
+
+
+@functools.cache
+def letter_grammars() -> Grammars:
+    """Grammars over the spelling of `letters`; EOS spells nothing."""
+
+    def make():
+        import llguidance
+
+        class Spelling:
+            eos_token_id, bos_token_id, special_token_ids = EOS, None, (EOS,)
+            tokens = tuple(b"" if i == EOS else piece for i, piece in letters().items())
+
+            def __call__(self, text):
+                return encode_letters(text if isinstance(text, str) else text.decode())
+
+        wrapper = llguidance.TokenizerWrapper(Spelling())
+        return llguidance.LLTokenizer(wrapper, n_vocab=VOCAB, eos_token=[EOS])
+
+    return Grammars(make)
 
 
 def letters() -> dict[int, bytes]:

@@ -31,6 +31,7 @@ from tests.fakes import (
     build_scripted_drafter,
     build_table_target,
     build_tree_drafter,
+    letter_grammars,
     make_table,
 )
 
@@ -135,6 +136,7 @@ def make_engine(
         eos_token_ids=(EOS,),
         make_detokenizer=make_detokenizer,
         tokenizer=LetterTokenizer(),
+        grammars=letter_grammars(),
         overlap=overlap,
         pace=pace,
         narrow_steps=narrow,

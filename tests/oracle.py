@@ -15,6 +15,21 @@ from tests.fakes import EOS, MODULUS, NUM_STATES, checksum, encode_letters, make
 _sample = jax.jit(sample_tokens)
 
 
+# The automata of some regular expressions over `letters`: state -> token -> state.
+A, B, D, E, F = encode_letters("abdef")
+AUTOMATA = {
+    "(ab|de)+f": {
+        0: {A: 1, D: 2},
+        1: {B: 3},
+        2: {E: 3},
+        3: {A: 1, D: 2, F: 4},
+        4: {EOS: 4},
+    },
+    "[abd]*e": {0: {A: 0, B: 0, D: 0, E: 1}, 1: {EOS: 1}},
+    "(a|e)*": {0: {A: 0, E: 0, EOS: 1}, 1: {}},
+}
+
+
 class Expected(list):
     """Expected output ids, with the finish reason."""
 
@@ -66,6 +81,12 @@ def edited_logits(
         times = output.count(token)
         logits[token] -= np.float32(params.frequency_penalty) * np.float32(times)
         logits[token] -= np.float32(params.presence_penalty) * np.float32(times > 0)
+    if params.structured_outputs is not None:
+        automaton, state = AUTOMATA[params.structured_outputs.regex], 0
+        for token in output:
+            state = automaton[state][token]
+        forbidden = [token for token in range(len(logits)) if token not in automaton[state]]
+        logits[forbidden] = -np.inf
     if len(output) < params.min_tokens:
         stop = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
         logits[stop] = -np.inf

@@ -15,7 +15,7 @@ from jaxspec.engine.state import init_state
 from jaxspec.future_map import token_dtype
 from jaxspec.mode import Mode
 from jaxspec.request import Request
-from tests.fakes import EOS, VOCAB, LetterTokenizer, build_table_target, make_table
+from tests.fakes import EOS, VOCAB, LetterTokenizer, build_table_target, letter_grammars, make_table
 from tests.harness import CONTEXT, SCRIPT, expected, make_geometry, script_of, shared_steps
 
 
@@ -85,6 +85,7 @@ def told_engine(
         eos_token_ids=(EOS,),
         make_detokenizer=make_detokenizer,
         tokenizer=LetterTokenizer(),
+        grammars=letter_grammars(),
         overlap=overlap,
         prefix_lookahead=drafter.kv_lookahead if prefix_caching else None,
     )

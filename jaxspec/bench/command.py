@@ -59,6 +59,7 @@ MODES = {
         drafters=("ngram",),
         shipped=True,
     ),
+    "features": Mode("what each sampling feature adds to a step", _MANY, repeats=3),
     "host": Mode("what the host does in a step", _MANY, repeats=3),
     "forward": Mode("a step of the engine against the bare model", _ALONE),
     "prefill": Mode(

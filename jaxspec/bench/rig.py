@@ -15,7 +15,7 @@ from jaxspec.bench.compilations import count_compilations
 from jaxspec.bench.prompts import PROMPTS, BenchPrompt
 from jaxspec.config import EngineConfig, Geometry
 from jaxspec.drafters.base import Drafter, ModelParams
-from jaxspec.engine.assemble import assemble
+from jaxspec.engine.assemble import assemble, grammars_of
 from jaxspec.engine.engine import Engine, EngineStats
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import Steps, build_steps
@@ -91,6 +91,8 @@ def build_engine(
         },
         eos_token_ids=rig.model_config.eos_token_ids,
         make_detokenizer=lambda request: rig.tokenizer.detokenizer(),
+        tokenizer=rig.tokenizer,
+        grammars=grammars_of(rig.tokenizer, rig.model_config),
         overlap=overlap,
     )
 

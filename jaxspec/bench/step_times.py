@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from jaxspec.drafters.base import ModelParams
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import EngineState
 from jaxspec.engine.steps import Step
+from jaxspec.request import Request
 
 
 class StepTimes(NamedTuple):
@@ -92,10 +94,17 @@ def _time_round(rig: Rig, num_requests: int, num_steps: int = 24) -> StepTimes:
     )
 
 
-def fill_batch(rig: Rig, engine: Engine, num_requests: int, *, room_for: int) -> list[int]:
+def fill_batch(
+    rig: Rig,
+    engine: Engine,
+    num_requests: int,
+    *,
+    room_for: int,
+    change: Callable[[Request], Request] = lambda request: request,
+) -> list[int]:
     """Adds requests that go on until the context is full; returns the lengths of their prompts.
 
-    room_for: dispatches that each of them must have room for.
+    room_for: dispatches that each of them must have room for. change: what each request becomes.
 
     Raises:
         ConfigError: the context is too short for that.
@@ -110,7 +119,7 @@ def fill_batch(rig: Rig, engine: Engine, num_requests: int, *, room_for: int) ->
             f"{max(lens) + needed}; raise it"
         )
     for request in requests:
-        engine.add_request(request)
+        engine.add_request(change(request))
     return lens
 
 

@@ -56,7 +56,7 @@ class DraftContext:
     )
     """What `sample` takes the highest of, f32[B, K, V], for drafters of trees: noise included,
     filtered tokens at -inf."""
-    log_probs: Callable[[jax.Array], jax.Array] | None = flax.struct.field(
+    log_probs: Callable[[jax.Array, jax.Array], jax.Array] | None = flax.struct.field(
         pytree_node=False, default=None
     )
     """Log-probabilities f32[B, K, V] that `sample` draws with, where the accept rule asks for them;

@@ -161,7 +161,9 @@ def build_dflash(
             drafts = context.sample(logits, block.positions[:, 1:])
             tokens = jnp.concatenate([block.token_ids[:, :1], drafts], axis=1)
             count = jnp.where(fits, jnp.int32(block_size - 1), jnp.int32(0))
-            log_probs = context.log_probs(logits) if context.log_probs is not None else None
+            log_probs = None
+            if context.log_probs is not None:
+                log_probs = context.log_probs(logits, block.positions[:, 1:])
             return DraftBlock(tokens, count, log_probs=log_probs), out.kv
         likeliest = best_tokens(context.scores(logits, block.positions[:, 1:]), tree.width)
         candidates = best_first(*likeliest, tree.num_nodes)

@@ -54,7 +54,8 @@ def narrow(drafter: Drafter, width: int, page_size: int) -> Drafter:
         wide = context.replace(block=_widened(context.block, full, drafter, page_size))
         out, state = drafter.draft(params, state, wide)
         count = jnp.minimum(out.num_draft_tokens, jnp.int32(width - 1))
-        return DraftBlock(out.tokens[:, :width], count), state
+        log_probs = None if out.log_probs is None else out.log_probs[:, : width - 1]
+        return DraftBlock(out.tokens[:, :width], count, log_probs=log_probs), state
 
     def ingest(params: ModelParams, state: State, batch: IngestBatch) -> tuple[State, Carry]:
         missing = drafter.min_ingest - batch.next_ids.shape[1]

@@ -11,7 +11,8 @@ from jaxspec.config import MAX_BAD_WORD_LEN, MAX_BAD_WORDS, Geometry
 from jaxspec.engine.edits import pack_edits
 from jaxspec.engine.sequence import Detokenizer, Sequence, TextCodec
 from jaxspec.engine.state import empty_prefill_batch, pack_limits, pack_prefill_tile
-from jaxspec.request import Request, RequestError, RequestMetrics
+from jaxspec.grammar import Grammars, Matcher
+from jaxspec.request import Request, RequestError, RequestMetrics, StructuredOutputsParams
 from jaxspec.threefry import fold_in
 
 _MAX_FLOAT = float(np.finfo(np.float32).max)
@@ -26,10 +27,11 @@ def make_sequence(
     num_usable_pages: int,
     detokenizer: Detokenizer | None,
     tokenizer: TextCodec | None = None,
+    grammars: Grammars | None = None,
 ) -> Sequence:
     """Checks a request against the engine's sizes and prepares it.
 
-    key: u32[2] of the request's noise. tokenizer: for bad words.
+    key: u32[2] of the request's noise. tokenizer: for bad words. grammars: for structured outputs.
 
     Raises:
         RequestError: the request can never run here.
@@ -71,7 +73,19 @@ def make_sequence(
     metrics = RequestMetrics(arrival_s=time.perf_counter())
     prompt = np.asarray(request.prompt_token_ids, np.int32)
     edits_row = _pack_edits_of(request, geometry, tokenizer) if params.edits_logits else None
-    return Sequence(request, max_len, limits_row, metrics, prompt, detokenizer, edits_row)
+    matcher = None
+    if params.structured_outputs is not None:
+        matcher = _matcher_of(params.structured_outputs, grammars, eos_token_ids)
+    return Sequence(request, max_len, limits_row, metrics, prompt, detokenizer, matcher, edits_row)
+
+
+def _matcher_of(
+    asked: StructuredOutputsParams, grammars: Grammars | None, eos_token_ids: tuple[int, ...]
+) -> Matcher:
+    lacking = "a tokenizer" if grammars is None else "a model that can end its answer"
+    if grammars is None or not eos_token_ids:
+        raise RequestError(f"structured_outputs asks for {asked.kind}, which needs {lacking}")
+    return grammars.matcher(asked)
 
 
 def _pack_edits_of(request: Request, geometry: Geometry, tokenizer: TextCodec | None) -> np.ndarray:

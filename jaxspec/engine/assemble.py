@@ -35,6 +35,7 @@ from jaxspec.engine.self_test import self_test_kernels
 from jaxspec.engine.sequence import Detokenizer
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import build_narrow_steps, build_steps
+from jaxspec.grammar import Grammars
 from jaxspec.mode import Mode
 from jaxspec.models import Target, build_target
 from jaxspec.models.config import ModelConfig
@@ -283,6 +284,7 @@ def build_engine(
         eos_token_ids=model.eos_token_ids,
         make_detokenizer=make_detokenizer,
         tokenizer=tokenizer,
+        grammars=grammars_of(tokenizer, model) if tokenizer is not None else None,
         overlap=config.overlap,
         prefix_lookahead=drafter.kv_lookahead if config.enable_prefix_caching else None,
         seed=config.seed,
@@ -347,6 +349,13 @@ def choose_kernels(
 def _memory_bytes() -> int | None:
     stats: Callable[[], dict | None] = jax.devices()[0].memory_stats
     return (stats() or {}).get("bytes_limit")
+
+
+def grammars_of(tokenizer: Tokenizer, model: ModelConfig) -> Grammars:
+    """Grammars over a model's vocabulary."""
+    return Grammars.of_vocabulary(
+        tokenizer.to_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
+    )
 
 
 def _detokenizers(tokenizer: Tokenizer) -> Callable[[Request], Detokenizer]:

@@ -8,9 +8,8 @@ from jax import lax
 
 from jaxspec.drafters.base import DraftBlock
 from jaxspec.drafters.tree import ancestors
-from jaxspec.engine.state import Limits
 from jaxspec.logit_edits import (
-    EditRows,
+    Editing,
     Preceding,
     edit_logits,
     preceding_in_chain,
@@ -18,15 +17,14 @@ from jaxspec.logit_edits import (
 )
 from jaxspec.mode import Mode
 from jaxspec.rejection import rejection_choice
-from jaxspec.sampling import filtered_scores, greedy_tokens, sampling_scores
+from jaxspec.sampling import SamplingRows, filtered_scores, greedy_tokens, sampling_scores
 
 
 def choose_tokens(
     logits: jax.Array,
     positions: jax.Array,
-    limits: Limits,
-    edits: EditRows | None = None,
-    before: Preceding | None = None,
+    sampling: SamplingRows,
+    editing: Editing | None = None,
     *,
     mode: Mode,
 ) -> tuple[jax.Array, jax.Array]:
@@ -36,39 +34,32 @@ def choose_tokens(
     Returns (token_dtype[B, N], bool[B, N]): False where the logits were not finite, or no token
     was allowed.
     """
-    scores = token_scores(logits, positions, limits, edits, before, mode=mode)
-    tokens = greedy_tokens(scores)
-    if mode is Mode.GREEDY:
-        # The highest logit, by its place: a pass over all of them less. NaN counts as the highest.
-        highest = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-        return tokens, jnp.isfinite(highest)
     finite = jnp.isfinite(logits.max(-1))
+    scores = token_scores(logits, positions, sampling, editing, mode=mode)
     if mode.edits:
         finite &= scores.max(-1) > -jnp.inf
-    return tokens, finite
+    return greedy_tokens(scores), finite
 
 
 def token_scores(
     logits: jax.Array,
     positions: jax.Array,
-    limits: Limits,
-    edits: EditRows | None = None,
-    before: Preceding | None = None,
+    sampling: SamplingRows,
+    editing: Editing | None = None,
     *,
     mode: Mode,
 ) -> jax.Array:
     """What the choice of each position is the highest of: f32[B, N, V].
 
-    logits: f32[B, N, V]. positions: i32[B, N] of the tokens to choose. limits, edits: leaves [B,
-    ...], edits None in modes without. before: as `edit_logits` takes it. mode: static; a batch
-    without sampling rows computes neither noise nor filters.
+    logits: f32[B, N, V]. positions: i32[B, N] of the tokens to choose. sampling: leaves [B, ...].
+    editing: None in modes without. mode: static; a batch without sampling rows computes neither
+    noise nor filters.
     """
     if mode is Mode.GREEDY:
         return logits
-    sampling = limits.sampling
     if mode is Mode.SAMPLED:
         return sampling_scores(logits, positions, sampling)
-    logits = edit_logits(logits, positions, edits, limits.stop_ids, before)
+    logits = edit_logits(logits, positions, editing)
     return lax.cond(
         jnp.any(sampling.temperature > 0.0),
         lambda logits: sampling_scores(logits, positions, sampling),
@@ -80,9 +71,8 @@ def token_scores(
 def token_log_probs(
     logits: jax.Array,
     positions: jax.Array,
-    limits: Limits,
-    edits: EditRows | None = None,
-    before: Preceding | None = None,
+    sampling: SamplingRows,
+    editing: Editing | None = None,
     *,
     mode: Mode,
 ) -> jax.Array:
@@ -91,34 +81,31 @@ def token_log_probs(
     Arguments as of `token_scores`.
     """
     if mode.edits:
-        logits = edit_logits(logits, positions, edits, limits.stop_ids, before)
-    return jax.nn.log_softmax(filtered_scores(logits, limits.sampling), axis=-1)
+        logits = edit_logits(logits, positions, editing)
+    return jax.nn.log_softmax(filtered_scores(logits, sampling), axis=-1)
 
 
 def choose_by_rejection(
-    logits: jax.Array,
-    positions: jax.Array,
-    limits: Limits,
-    edits: EditRows | None,
-    before: Preceding | None,
+    log_probs: jax.Array,
     draft: DraftBlock,
+    positions: jax.Array,
+    sampling: SamplingRows,
     predicted: jax.Array,
-    *,
-    mode: Mode,
 ) -> jax.Array:
     """As `choose_tokens`, by classical rejection sampling in rows that sample.
 
-    predicted: token_dtype[B, N] the choice of greedy rows.
+    log_probs: `token_log_probs` of the block. predicted: token_dtype[B, N] the choice of greedy
+    rows.
     """
     chosen = rejection_choice(
-        token_log_probs(logits, positions, limits, edits, before, mode=mode),
+        log_probs,
         draft.log_probs,
         draft.tokens[:, 1:],
         draft.num_draft_tokens,
-        limits.sampling.key,
+        sampling.key,
         positions,
     )
-    return jnp.where((limits.sampling.temperature > 0.0)[:, None], chosen, predicted)
+    return jnp.where((sampling.temperature > 0.0)[:, None], chosen, predicted)
 
 
 def preceding(draft: DraftBlock, tail: jax.Array, depth: int | None) -> Preceding:

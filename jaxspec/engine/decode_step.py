@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import flax.struct
 import jax
@@ -15,7 +16,7 @@ from jax import lax
 
 from jaxspec.cache.kv_pages import to_null_page
 from jaxspec.config import Geometry
-from jaxspec.drafters.base import DraftContext, Drafter, IngestBatch, ModelParams
+from jaxspec.drafters.base import DraftBlock, DraftContext, Drafter, IngestBatch, ModelParams
 from jaxspec.engine.choose import (
     choose_by_rejection,
     choose_tokens,
@@ -26,14 +27,34 @@ from jaxspec.engine.choose import (
 from jaxspec.engine.state import DecodeBatch, EngineState, Limits
 from jaxspec.engine.tree_step import lay_out, straighten
 from jaxspec.future_map import NON_FINITE_LOGITS, FutureMap, RelayPayload
+from jaxspec.logit_edits import Editing
 from jaxspec.logprobs import logprob_width, pack_logprobs
 from jaxspec.mode import Mode
-from jaxspec.models.base import Block, Target
+from jaxspec.models.base import Block, Target, TargetOutput
 from jaxspec.sampling import greedy_tokens
 from jaxspec.verify import Accepted, verify
 
 DecodeStep = Callable[[ModelParams, EngineState, jax.Array], tuple[EngineState, jax.Array]]
 OnPublish = Callable[[jax.Array], None]
+
+
+@flax.struct.dataclass
+class Drafted:
+    """A block of drafts on its way to the target."""
+
+    rows: jax.Array  # i32[B]
+    block: Block
+    draft: DraftBlock
+    errors: jax.Array  # i32[B] of the resolve
+
+
+@flax.struct.dataclass
+class TargetLogits:
+    """What the target says of a block."""
+
+    logits: jax.Array  # f32[B, N, V]
+    hidden: jax.Array  # [B, N, E]
+    features: jax.Array  # [B, N, F * E]
 
 
 @flax.struct.dataclass
@@ -43,6 +64,15 @@ class Pending:
     ingest: IngestBatch
     bonus_tokens: jax.Array  # token_dtype[B]
     new_seq_lens: jax.Array  # i32[B] as published
+
+
+class Stages(NamedTuple):
+    """A decode step as plain functions, in order; see `build_stages`."""
+
+    draft: Callable[[ModelParams, EngineState, jax.Array], tuple[EngineState, Drafted]]
+    target: Callable[[ModelParams, EngineState, Drafted], tuple[EngineState, TargetLogits]]
+    accept: Callable[..., tuple[EngineState, Pending, jax.Array]]
+    ingest: Callable[[ModelParams, EngineState, Pending], EngineState]
 
 
 def build_stages(
@@ -57,10 +87,32 @@ def build_stages(
 
     on_publish: called while tracing with the published lengths i32[B], between the halves.
     """
+    stages = build_fine_stages(geometry, target, drafter, mode=mode, on_publish=on_publish)
 
     def verify_half(
         params: ModelParams, state: EngineState, packed: jax.Array
     ) -> tuple[EngineState, Pending, jax.Array]:
+        state, drafted = stages.draft(params, state, packed)
+        state, judged = stages.target(params, state, drafted)
+        return stages.accept(state, drafted, judged)
+
+    return verify_half, stages.ingest
+
+
+def build_fine_stages(
+    geometry: Geometry,
+    target: Target,
+    drafter: Drafter,
+    *,
+    mode: Mode,
+    on_publish: OnPublish | None = None,
+) -> Stages:
+    """Builds (draft, target forward, accept and publish, ingest and stash)."""
+    by_rejection = geometry.accept_rule == "rejection" and mode is not Mode.GREEDY
+
+    def draft_stage(
+        params: ModelParams, state: EngineState, packed: jax.Array
+    ) -> tuple[EngineState, Drafted]:
         batch = DecodeBatch.unpack(packed)
         with jax.named_scope("resolve"):
             relay, resolved, prepared = state.future_map.resolve_block(
@@ -83,54 +135,68 @@ def build_stages(
             page_table=batch.page_table,
             lens=resolved.lens,
         )
-
-        edits = state.edits.of(batch.rows) if mode.edits else None
+        choose = (limits.sampling, editing_of(state, batch.rows, limits, mode))
 
         def scores(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return token_scores(logits, positions, limits, edits, mode=mode)
+            return token_scores(logits, positions, *choose, mode=mode)
 
         def sample(logits: jax.Array, positions: jax.Array) -> jax.Array:
             return greedy_tokens(scores(logits, positions))
 
-        log_probs = None
-        if geometry.accept_rule == "rejection" and mode is not Mode.GREEDY:
-
-            def log_probs(logits: jax.Array) -> jax.Array:
-                return token_log_probs(logits, block.positions[:, 1:], limits, edits, mode=mode)
+        def log_probs(logits: jax.Array, positions: jax.Array) -> jax.Array:
+            return token_log_probs(logits, positions, *choose, mode=mode)
 
         with jax.named_scope("draft"):
             context = DraftContext(
-                batch.rows, block, resolved.carry, sample, mode is Mode.GREEDY, scores, log_probs
+                batch.rows,
+                block,
+                resolved.carry,
+                sample,
+                mode is Mode.GREEDY,
+                scores,
+                log_probs if by_rejection else None,
             )
             draft, drafter_state = drafter.draft(params, state.drafter_state, context)
             block = lay_out(draft, block, drafter.depth)
+        state = state.replace(future_map=relay, drafter_state=drafter_state)
+        return state, Drafted(batch.rows, block, draft, resolved.errors)
+
+    def target_stage(
+        params: ModelParams, state: EngineState, drafted: Drafted
+    ) -> tuple[EngineState, TargetLogits]:
         with jax.named_scope("target"):
-            out = target.forward(params.target, state.kv, block)
+            out = target.forward(params.target, state.kv, drafted.block)
         with jax.named_scope("verify"):
-            before = preceding(draft, edits.tail, drafter.depth) if mode.edits else None
             logits = target.logits(params.target, out.hidden)
+        return state.replace(kv=out.kv), TargetLogits(logits, out.hidden, out.features)
+
+    def accept_stage(
+        state: EngineState, drafted: Drafted, judged: TargetLogits, allowed: jax.Array | None = None
+    ) -> tuple[EngineState, Pending, jax.Array]:
+        rows, block, draft, errors = drafted.rows, drafted.block, drafted.draft, drafted.errors
+        limits = state.limits.of(rows)
+        logits, positions = judged.logits, block.positions + 1
+        with jax.named_scope("verify"):
+            editing = editing_of(state, rows, limits, mode)
+            if editing is not None:
+                before = preceding(draft, editing.rows.tail, drafter.depth)
+                editing = editing._replace(before=before, allowed=allowed)
             predicted, finite = choose_tokens(
-                logits,
-                block.positions + 1,
-                limits,
-                edits,
-                before,
-                mode=mode,
+                logits, positions, limits.sampling, editing, mode=mode
             )
-            if log_probs is not None:
-                predicted = choose_by_rejection(
-                    logits, block.positions + 1, limits, edits, before, draft, predicted, mode=mode
-                )
+            if by_rejection:
+                p = token_log_probs(logits, positions, limits.sampling, editing, mode=mode)
+                predicted = choose_by_rejection(p, draft, positions, limits.sampling, predicted)
             accepted, path = verify(
                 draft,
                 predicted,
-                resolved.lens,
+                block.lens,
                 limits.bounds,
                 vocab_size=geometry.vocab_size,
                 kernels=geometry.kernels,
                 force_accept=geometry.force_accept,
             )
-        relay = relay.publish(batch.rows, accepted.new_lens)
+        relay = state.future_map.publish(rows, accepted.new_lens)
         if on_publish is not None:
             on_publish(accepted.new_lens)
 
@@ -138,10 +204,11 @@ def build_stages(
         committed = column < accepted.num_committed[:, None]
         places = block.kv_locs[:, : drafter.max_accept_length]
         places = to_null_page(places, committed, geometry.page_size)
+        out = TargetOutput(judged.hidden, judged.features, state.kv)
         block, out, finite = straighten(path, places, block, out, finite, geometry.page_size)
         pending = Pending(
             ingest=IngestBatch(
-                rows=batch.rows,
+                rows=rows,
                 block=block,
                 next_ids=accepted.tokens[:, : drafter.max_accept_length],
                 features=out.features,
@@ -151,28 +218,31 @@ def build_stages(
             bonus_tokens=accepted.bonus,
             new_seq_lens=accepted.new_lens,
         )
-        relay, slot_limits, output = settle(
-            relay, state.limits, batch.rows, accepted, resolved.errors, finite
-        )
+        relay, slot_limits, output = settle(relay, state.limits, rows, accepted, errors, finite)
         if mode.logprobs:
             told = pack_logprobs(logits, predicted)
             if path is not None:
                 told = jnp.take_along_axis(told, path[:, : column.shape[1], None], axis=1)
             output = jnp.concatenate([output, told.reshape(len(output), -1)], axis=1)
-        after = EngineState(relay, out.kv, drafter_state, slot_limits)
+        after = state.replace(future_map=relay, kv=out.kv, limits=slot_limits)
         if mode.edits:
-            appended = state.edits.advance(batch.rows, accepted.tokens, accepted.num_committed)
+            appended = state.edits.advance(rows, accepted.tokens, accepted.num_committed)
             after = after.replace(edits=appended)
         return after, pending, output
 
-    def ingest_half(params: ModelParams, state: EngineState, pending: Pending) -> EngineState:
+    def ingest_stage(params: ModelParams, state: EngineState, pending: Pending) -> EngineState:
         with jax.named_scope("ingest"):
             drafter_state, carry = drafter.ingest(params, state.drafter_state, pending.ingest)
         payload = RelayPayload(pending.bonus_tokens, carry)
         relay = state.future_map.stash(pending.ingest.rows, payload)
         return state.replace(future_map=relay, drafter_state=drafter_state)
 
-    return verify_half, ingest_half
+    return Stages(draft_stage, target_stage, accept_stage, ingest_stage)
+
+
+def editing_of(state: EngineState, rows: jax.Array, limits: Limits, mode: Mode) -> Editing | None:
+    """What changes the logits of a batch's rows, before anything is known of its tokens."""
+    return Editing(state.edits.of(rows), limits.stop_ids) if mode.edits else None
 
 
 @functools.lru_cache(maxsize=64)

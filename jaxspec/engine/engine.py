@@ -24,6 +24,7 @@ from jaxspec.engine.admission import (
     request_key,
     stop_ids_of,
 )
+from jaxspec.engine.allowed import allowed_tokens
 from jaxspec.engine.commit import commit_tokens
 from jaxspec.engine.device_faults import DeviceFault, StateLost, describe_fault
 from jaxspec.engine.draft_input import DraftInput
@@ -32,6 +33,7 @@ from jaxspec.engine.logprob_output import DecodeToken, read_logprobs
 from jaxspec.engine.pace import Pace
 from jaxspec.engine.page_table import PageTable
 from jaxspec.engine.sequence import Detokenizer, Sequence, TextCodec
+from jaxspec.engine.staged_step import Allow
 from jaxspec.engine.state import EngineState, StepOutput
 from jaxspec.engine.steps import Steps
 from jaxspec.future_map import (
@@ -40,6 +42,7 @@ from jaxspec.future_map import (
     describe_errors,
     resolve_seq_lens_cpu,
 )
+from jaxspec.grammar import Grammars
 from jaxspec.logit_edits import EditRows
 from jaxspec.mode import Mode
 from jaxspec.request import FinishReason, Request, RequestError, RequestOutput
@@ -113,6 +116,7 @@ class Engine:
     make_state: builds a state as `state` was, after the device has lost it; None gives up then.
     prefix_lookahead: `Drafter.kv_lookahead`; None keeps no KV of past texts.
     tokenizer: for bad words and the texts of log-probabilities; None where there is none.
+    grammars: for structured outputs; None where there is no tokenizer.
     expected_accept_length: a mean below it, once enough was drafted, is worth a warning.
     """
 
@@ -126,6 +130,7 @@ class Engine:
         eos_token_ids: tuple[int, ...] = (),
         make_detokenizer: Callable[[Request], Detokenizer] | None = None,
         tokenizer: TextCodec | None = None,
+        grammars: Grammars | None = None,
         overlap: bool = True,
         pace: Pace | None = None,
         narrow_steps: Mapping[int, dict[Mode, Steps]] | None = None,
@@ -143,6 +148,7 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._make_detokenizer = make_detokenizer
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._overlap = overlap
         self._seed = seed
         self._expected_accept_length = expected_accept_length
@@ -160,8 +166,10 @@ class Engine:
         self._by_id: dict[str, Sequence] = {}
         self._warm: set[Mode] = set()  # those whose programs were compiled beforehand
         self._changed: dict[str, Sequence] = {}  # by the step that runs
+        self._faults: list[str] = []  # of the relay, found by it
         self._num_restarts = 0  # since a decode step has landed
         self._last_landed = ("prefill", 0.0)  # kind and time
+        self._stale_edits: set[int] = set()  # slots that hold what their last owner asked for
         self._edits: EditRows | None = None  # from the first request on that needs them
 
     def _use_pool(self, pool: PagePool) -> None:
@@ -187,6 +195,7 @@ class Engine:
             num_usable_pages=self._pages.pool.num_usable,
             detokenizer=self._make_detokenizer(request) if self._make_detokenizer else None,
             tokenizer=self._tokenizer,
+            grammars=self._grammars,
         )
         self._num_requests += 1
         self._by_id[request.request_id] = seq
@@ -217,7 +226,7 @@ class Engine:
             RelayError: a row of the relay was used out of turn; holds what would be returned.
             DeviceFault: the device has failed for good, and every request with it; likewise.
         """
-        self._changed = {}
+        self._changed, self._faults = {}, []
         try:
             return self._step()
         except StateLost as lost:
@@ -227,25 +236,23 @@ class Engine:
     def _step(self) -> list[RequestOutput]:
         started, waited = time.perf_counter(), self.stats.wait_s
         num_before = len(self._in_flight)
+        newest = self._in_flight[-1] if self._in_flight else None
         self._admit()
         if self._prefilling:
             self._dispatch_prefill()
         is_amid_prompts = bool(self._prefilling) and len(self._in_flight) > num_before
         if self.geometry.chunked_prefill or not is_amid_prompts:
             self._dispatch_decode()
-        num_new = len(self._in_flight) - num_before
         # The newest stays on its way. A prefill beside it lands now: its first tokens are awaited.
-        keep = min(num_new, 1) if self._overlap else 0
-        faults: list[str] = []
-        while len(self._in_flight) > keep:
-            faults += self._land(self._in_flight.popleft(), self._changed)
+        is_new = bool(self._in_flight) and self._in_flight[-1] is not newest
+        self._land_all(keep=int(is_new and self._overlap))
         outputs = [seq.output() for seq in self._changed.values()]
         if not self.has_unfinished:
             self.check_idle()
         waited = self.stats.wait_s - waited
         self.stats.host_s += time.perf_counter() - started - waited
-        if faults:
-            raise RelayError("; ".join(faults), outputs)
+        if self._faults:
+            raise RelayError("; ".join(self._faults), outputs)
         return outputs
 
     def run_idle(
@@ -255,7 +262,12 @@ class Engine:
 
         width: tokens verified a row, all by default.
         """
-        jax.block_until_ready(self._call(kind, packed, mode, width or self.geometry.block_size))
+
+        def allow(tokens: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
+            return allowed_tokens([], tokens, parents, self.geometry.vocab_size)
+
+        width = width or self.geometry.block_size
+        jax.block_until_ready(self._call(kind, packed, mode, width, allow))
         self._warm.add(mode)
 
     def check_idle(self) -> None:
@@ -333,7 +345,7 @@ class Engine:
             {slot for slot, seq in self._running.items() if self._may_go_on(seq)}
         )
         seqs = [self._running[slot] for slot in going.rows.tolist()]
-        quiet = not (self._waiting or self._prefilling or any(s.needs_host_stop for s in seqs))
+        quiet = not (self._waiting or self._prefilling or any(s.needs_host for s in seqs))
         is_loop = quiet and self.geometry.decode_steps > 1
         max_commit = self.geometry.max_commit if is_loop else self.geometry.block_size
         _, upper = resolve_seq_lens_cpu(self._published_lens, self._in_flight_rows, going.rows)
@@ -438,24 +450,38 @@ class Engine:
         width = 1 if tiles else self.geometry.block_size
         if self.pace is not None and not tiles:
             width = self.pace.choose((kind, mode, len(packed)))
+        for seq, _ in entries:
+            seq.num_in_flight += 1
+            self._in_flight_rows[seq.slot] += max_commit
+
+        def allow(tokens: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
+            if not tiles:
+                self._land_all()  # only now are the texts before the drafts known
+            return allowed_tokens(entries, tokens, parents, self.geometry.vocab_size)
+
         try:
-            output = self._call(kind, packed, mode, width)
+            output = self._call(kind, packed, mode, width, allow)
             output.copy_to_host_async()
         except jax.errors.JaxRuntimeError as error:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
                 raise StateLost(error) from error
+            for seq, _ in entries:
+                seq.num_in_flight -= 1
+                self._in_flight_rows[seq.slot] -= max_commit
             what = f"in a {kind.replace('_', ' ')} of {len(entries)} requests"
             self._fail([entry.seq for entry in entries], describe_fault(error, what))
             return
-        for seq, _ in entries:
-            seq.num_in_flight += 1
-            self._in_flight_rows[seq.slot] += max_commit
         now = time.perf_counter()
         dispatch = Dispatch(output, entries, max_commit, kind, mode, width, now, tiles)
         self._in_flight.append(dispatch)
 
-    def _call(self, kind: str, packed: np.ndarray, mode: Mode, width: int) -> jax.Array:
-        """Runs a program; those of modes without edits never see the edits' rows."""
+    def _call(
+        self, kind: str, packed: np.ndarray, mode: Mode, width: int, allow: Allow
+    ) -> jax.Array:
+        """Runs a program; those of modes without edits never see the edits' rows.
+
+        allow: asked in modes with grammars alone.
+        """
         is_narrow = kind != "prefill" and width < self.geometry.block_size
         steps = self._narrow_steps[width] if is_narrow else self._steps
         step = getattr(steps[mode], kind)
@@ -464,7 +490,17 @@ class Engine:
             return output
         if self._edits is None:
             self._write_edits(0, pack_edits(self.geometry))
-        state, output = step(self._params, self._state.replace(edits=self._edits), packed)
+        for slot in list(self._stale_edits):
+            self._write_edits(slot, pack_edits(self.geometry))
+        begun = self._state.replace(edits=self._edits)
+        if mode.constrained and kind == "decode":
+            state, output = step(self._params, begun, packed, allow)
+        elif mode.constrained:
+            words = allow(np.zeros((len(packed), 1), np.int32), None).view(np.int32)
+            packed = np.concatenate([packed, words[:, 0]], axis=1)
+            state, output = step(self._params, begun, packed)
+        else:
+            state, output = step(self._params, begun, packed)
         self._state, self._edits = state.replace(edits=None), state.edits
         return output
 
@@ -473,12 +509,18 @@ class Engine:
         if self._edits is None:
             size = self.geometry.num_slots + 1
             self._edits = EditRows.neutral(size, self.geometry.vocab_size)
+        self._stale_edits.discard(slot)
         texts = (seq.request.prompt_token_ids, seq.output_ids) if seq else ((), ())
         packed = pack_start(edits, self.geometry, slot, *texts)
         self._edits = build_start_edits(self.geometry)(self._edits, packed)
 
-    def _land(self, dispatch: Dispatch, changed: dict[str, Sequence]) -> list[str]:
-        """Reads a result and commits it; returns what was wrong with the relay."""
+    def _land_all(self, *, keep: int = 0) -> None:
+        """Reads and commits the results that are on their way, but for the newest `keep`."""
+        while len(self._in_flight) > keep:
+            self._land(self._in_flight.popleft())
+
+    def _land(self, dispatch: Dispatch) -> None:
+        """Reads a result and commits it."""
         before = time.perf_counter()
         try:
             packed = np.asarray(dispatch.output)
@@ -495,7 +537,6 @@ class Engine:
             self._keep_prompt_logprobs(tile, output.logprobs[0, row, 1:])
         if self.pace is not None:
             self._tell_pace(dispatch, output, now)
-        faults = []
         for seq, row in dispatch.entries:
             seq.num_in_flight -= 1
             self._in_flight_rows[seq.slot] -= dispatch.max_commit
@@ -504,11 +545,10 @@ class Engine:
                 for step in range(len(packed) if packed.ndim == 3 else 1):
                     if seq.is_over:
                         break
-                    self._commit(seq, output.row(step, row), dispatch, now, faults)
-                    changed[seq.request.request_id] = seq
+                    self._commit(seq, output.row(step, row), dispatch, now)
+                    self._changed[seq.request.request_id] = seq
             if seq.is_over and seq.slot and not seq.num_in_flight:
                 self._release(seq)
-        return faults
 
     def _keep_prompt_logprobs(self, tile: Tile, columns: np.ndarray) -> None:
         """Keeps what a tile tells of the prompt; one that was preempted has told some before."""
@@ -540,14 +580,12 @@ class Engine:
         accepted = output.num_accepted[:, : len(dispatch.entries)][live]
         self.pace.note_accepted(dispatch.batch, dispatch.width, accepted.tolist())
 
-    def _commit(
-        self, seq: Sequence, result: StepOutput, dispatch: Dispatch, now: float, faults: list[str]
-    ) -> None:
+    def _commit(self, seq: Sequence, result: StepOutput, dispatch: Dispatch, now: float) -> None:
         bits = int(result.errors)
         if bits:
             seq.error = describe_errors(seq.slot, bits)
             if bits & ~NON_FINITE_LOGITS:
-                faults.append(seq.error)
+                self._faults.append(seq.error)
             self._finish(seq, FinishReason.ERROR)
             return
         count = int(result.num_committed)
@@ -565,6 +603,8 @@ class Engine:
             stop_ids=stop_ids_of(seq.request, self._eos_token_ids),
             logprobs=logprobs,
         )
+        if seq.matcher is not None:
+            seq.matcher.consume(seq.output_ids[num_before:])
         if not dispatch.is_prefill and count:
             # A stop string may have cut off tokens that the device committed.
             num_kept = len(seq.output_ids) - num_before
@@ -621,8 +661,8 @@ class Engine:
             self._pages.discard(seq)
         else:
             self._pages.take_back(seq, self._num_written(seq))
-        if seq.edits_row is not None and self._edits is not None:
-            self._write_edits(seq.slot, pack_edits(self.geometry))
+        if seq.edits_row is not None:
+            self._stale_edits.add(seq.slot)
         self._free_slots.append(seq.slot)
         seq.slot = 0
 

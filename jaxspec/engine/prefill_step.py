@@ -13,7 +13,7 @@ from jaxspec.cache.kv_pages import kv_locs_at, to_null_page
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import DraftBlock, Drafter, IngestBatch, ModelParams
 from jaxspec.engine.choose import choose_tokens
-from jaxspec.engine.decode_step import settle
+from jaxspec.engine.decode_step import editing_of, settle
 from jaxspec.engine.state import EngineState, PrefillBatch
 from jaxspec.future_map import RelayPayload, token_dtype
 from jaxspec.logit_edits import preceding_in_chain
@@ -40,7 +40,7 @@ def build_prefill_step(
     def prefill_step(
         params: ModelParams, state: EngineState, packed: jax.Array
     ) -> tuple[EngineState, jax.Array]:
-        batch = PrefillBatch.unpack(packed, geometry)
+        batch = PrefillBatch.unpack(packed, geometry, mode)
         column = jnp.arange(geometry.prefill_tile, dtype=jnp.int32)[None, :]
         valid = column < batch.num_valid[:, None]
         positions = batch.lens[:, None] + column
@@ -59,16 +59,13 @@ def build_prefill_step(
         hidden = jnp.take_along_axis(out.hidden, last[:, :, None], axis=1)
         last_positions = batch.lens[:, None] + last
         last_ids = jnp.take_along_axis(batch.token_ids, last, axis=1)
-        edits = state.edits.of(batch.rows) if mode.edits else None
-        before = preceding_in_chain(last_ids, edits.tail) if mode.edits else None
         logits = target.logits(params.target, hidden)
+        editing = editing_of(state, batch.rows, batch.limits, mode)
+        if editing is not None:
+            before = preceding_in_chain(last_ids, editing.rows.tail)
+            editing = editing._replace(before=before, allowed=batch.allowed)
         predicted, finite = choose_tokens(
-            logits,
-            last_positions + 1,
-            batch.limits,
-            edits,
-            before,
-            mode=mode,
+            logits, last_positions + 1, batch.limits.sampling, editing, mode=mode
         )
         accepted, _ = verify(
             DraftBlock(last_ids, jnp.zeros_like(batch.rows)),

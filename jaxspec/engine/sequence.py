@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from jaxspec.grammar import Matcher
 from jaxspec.request import (
     CompletionOutput,
     FinishReason,
@@ -47,6 +48,7 @@ class Sequence:
     metrics: RequestMetrics
     prefill_ids: np.ndarray  # i32[L] the prompt, and the output so far of one that was preempted
     detokenizer: Detokenizer | None = None
+    matcher: Matcher | None = None  # what a grammar allows behind `output_ids`
     edits_row: np.ndarray | None = None  # `pack_edits`; None where logits are left as they are
     slot: int = 0  # 0: waits
     pages: list[int] = field(default_factory=list)
@@ -83,6 +85,11 @@ class Sequence:
     def is_over(self) -> bool:
         """True once results that land for it are dropped."""
         return self.finished or self.is_preempted
+
+    @property
+    def needs_host(self) -> bool:
+        """True where the host must see each result before the next step can be planned whole."""
+        return self.needs_host_stop or self.matcher is not None
 
     @property
     def needs_host_stop(self) -> bool:

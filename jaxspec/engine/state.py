@@ -14,6 +14,7 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.future_map import FutureMap, token_dtype
 from jaxspec.logit_edits import EditRows
 from jaxspec.logprobs import logprob_width
+from jaxspec.mode import Mode
 from jaxspec.models.base import Target
 from jaxspec.sampling import SamplingRows
 from jaxspec.verify import Bounds
@@ -151,6 +152,7 @@ class PrefillBatch(NamedTuple):
     is_final: bool[B] the prompt ends in it. next_ids: i32[B] the prompt's token after the tile,
     where it is not final. limits: the prompt's, leaves [B, ...].
     page_table: i32[B, M]. token_ids: token_dtype[B, T].
+    allowed: u32[B, 1, ceil(V / 32)] a bit a token that may come first, in modes with grammars.
     """
 
     rows: jax.Array
@@ -162,13 +164,20 @@ class PrefillBatch(NamedTuple):
     limits: Limits
     page_table: jax.Array
     token_ids: jax.Array
+    allowed: jax.Array | None
 
     @classmethod
-    def unpack(cls, packed: jax.Array, geometry: Geometry) -> PrefillBatch:
+    def unpack(
+        cls, packed: jax.Array, geometry: Geometry, mode: Mode = Mode.GREEDY
+    ) -> PrefillBatch:
         """Splits the packed i32[B, W] array; floats and keys travel by bit pattern."""
         floats = jax.lax.bitcast_convert_type(packed, jnp.float32)
         stop, table = geometry.max_stop_ids, geometry.pages_per_slot
         rows, lens = packed[:, _ROW], packed[:, _LEN]
+        first, allowed = _FIXED + stop + table, None
+        if mode.constrained:
+            words = packed[:, None, first + geometry.prefill_tile :]
+            allowed = jax.lax.bitcast_convert_type(words, jnp.uint32)
         return cls(
             rows=rows,
             lens=lens,
@@ -189,7 +198,8 @@ class PrefillBatch(NamedTuple):
                 ),
             ),
             page_table=packed[:, _FIXED + stop : _FIXED + stop + table],
-            token_ids=packed[:, _FIXED + stop + table :].astype(token_dtype()),
+            token_ids=packed[:, first : first + geometry.prefill_tile].astype(token_dtype()),
+            allowed=allowed,
         )
 
 

@@ -36,7 +36,7 @@ def warmup(
         for size in geometry.batch_buckets:
             packed = np.zeros((size, 1 + geometry.pages_per_slot), np.int32)
             jobs.append((mode, "decode", packed))
-            if geometry.decode_steps > 1:
+            if geometry.decode_steps > 1 and not mode.constrained:
                 jobs.append((mode, "decode_loop", packed))
     widths = engine.pace.widths if engine.pace is not None else (geometry.block_size,)
     jobs = [

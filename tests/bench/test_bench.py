@@ -13,6 +13,7 @@ from jaxspec import cli
 from jaxspec.bench import roofline, startup
 from jaxspec.bench.command import MODES, default_drafters
 from jaxspec.bench.compilations import count_compilations
+from jaxspec.bench.features import FEATURES
 from jaxspec.bench.floor import (
     Machine,
     Work,
@@ -432,3 +433,18 @@ def test_the_machine_is_measured():
 def test_numbers_and_histograms_are_written_for_people():
     assert (number(2)(1.005), number(1)(None)) == ("1.00", "-")
     assert bars({1: 3, 8: 1}) == "1:75% 8:25%"
+
+
+@pytest.mark.nightly
+def test_each_sampling_feature_is_timed(bench):
+    rows = rows_of(bench, "features", "--drafter", "ngram", "--repeats", "1")
+    assert [row["feature"] for row in rows] == list(FEATURES)
+    assert rows[0]["mode"] == "greedy" and rows[0]["extra_ms"] == 0.0
+    assert {row["mode"] for row in rows} == {
+        "greedy",
+        "sampled",
+        "edited",
+        "logprobs",
+        "constrained",
+    }
+    assert all(row["step_ms"] > 0 and row["num_verifies"] > 0 for row in rows)

@@ -31,7 +31,7 @@ def engine_after_prefill(asked):
         engine.add_request(each)
     engine._admit()
     engine._dispatch_prefill()
-    engine._land(engine._in_flight.popleft(), {})
+    engine._land_all()
     plan = engine._draft_input
     for slot in plan.rows.tolist():
         seq = engine._running[slot]
