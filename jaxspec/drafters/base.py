@@ -1,10 +1,21 @@
 """What the engine asks of a drafter, and how to add one.
 
 A drafter is a value of pure functions plus a state pytree of its own; the engine holds both and
-looks inside neither. To add one: write `drafters/<name>.py` with a function that takes a
-`DrafterSetup` and returns a `DrafterPlan` whose `build` gives the `Drafter`, enter it in
-`registry.DRAFTERS`, and test it in `tests/drafters/`. Nothing in the engine changes. `ngram.py`
-is the shortest complete example.
+looks inside neither. Adding one touches its own file, an entry in a dict and its tests; nothing in
+the engine changes. `ngram.py`, the shortest complete one, shows the steps:
+
+1. `plan_ngram` takes a `DrafterSetup` and returns a `DrafterPlan`: what it loads (nothing), which
+   target layers it reads (none), the block size, and `build`.
+2. `build_ngram` makes the `Drafter`. `init_state` gives what it keeps of the texts, by the ids of
+   the target's pages. `draft` is called with the bonus token of each row and proposes a
+   `DraftBlock`: a chain, or a tree where it also says `parents` (`eagle_tree.py`). `ingest` is
+   called with the tokens that became final, of prompts and of verify steps alike, and brings the
+   state up to date. What else one step tells the next travels as `carry` through the `FutureMap`
+   (`eagle.py`).
+3. `registry.DRAFTERS` gets `"ngram": plan_ngram`, and `MODEL_FREE` its name, since it has no
+   checkpoint; one with a checkpoint gets its architecture in `weights/drafter_json.py` instead.
+4. `tests/drafters/test_ngram.py` holds what it drafts against plain Python, and its name stands in
+   the list of `tests/engine/test_lossless.py`.
 """
 
 from __future__ import annotations
@@ -144,7 +155,8 @@ class DrafterPlan(NamedTuple):
 
     block_size: N, what a verify step takes. kv_bytes_per_token: of its own KV, all layers.
     kernel_shapes: op -> static sizes of its calls, for the choice of kernels.
-    build: (target, page_size, kernels) -> Drafter. tree_depth: `Drafter.depth`.
+    build: (target, page_size, kernels) -> Drafter. takes_trees: whether it heeds the settings of
+    trees; tree_depth: `Drafter.depth`.
     """
 
     params: Any
@@ -153,6 +165,7 @@ class DrafterPlan(NamedTuple):
     kv_bytes_per_token: int
     kernel_shapes: dict[str, dict[str, int]]
     build: Callable[[Target, int, Kernels], Drafter]
+    takes_trees: bool = False
     tree_depth: int | None = None
 
 

@@ -99,6 +99,7 @@ def plan_from_params(
         kv_bytes_per_token=kv_bytes,
         kernel_shapes={**shapes, "kv_write_context": {"layers": config.num_layers, **context}},
         build=build,
+        takes_trees=True,
         tree_depth=None if tree is None else tree.depth,
     )
 

@@ -94,6 +94,7 @@ def plan_eagle(setup: DrafterSetup) -> DrafterPlan:
         kv_bytes_per_token=kv_bytes,
         kernel_shapes=shapes,
         build=build,
+        takes_trees=True,
         tree_depth=None if tree is None else tree.depth,
     )
 

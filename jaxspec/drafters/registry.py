@@ -27,7 +27,6 @@ DRAFTERS: dict[str, Callable[[DrafterSetup], DrafterPlan]] = {
     "multi_layer_eagle": plan_multi_layer_eagle,
 }
 MODEL_FREE = ("none", "ngram")  # named by themselves; the others by their checkpoint
-CHAINS_ONLY = (*MODEL_FREE, "multi_layer_eagle")
 
 
 def plan_drafter(
@@ -47,12 +46,12 @@ def plan_drafter(
         ConfigError: the settings do not suit the drafter.
     """
     name, checkpoint = locate_drafter(config, progress=progress)
-    if config.tree_nodes is not None and name in CHAINS_ONLY:
+    plan = DRAFTERS[name](DrafterSetup(config, target, dtype, checkpoint, token_id))
+    if config.tree_nodes is not None and not plan.takes_trees:
         raise ConfigError(
             f"tree_nodes is {config.tree_nodes}, but the drafter {name} drafts chains only; leave "
             "it out, or name a DFlash or EAGLE checkpoint"
         )
-    plan = DRAFTERS[name](DrafterSetup(config, target, dtype, checkpoint, token_id))
     return name, plan
 
 

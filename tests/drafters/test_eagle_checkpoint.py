@@ -61,6 +61,12 @@ def test_the_asked_block_size_must_suit_the_layers(tmp_path):
         plan_drafter(config, target_of("multi_layer"), "float32")
 
 
+def test_layers_one_a_draft_make_no_trees(tmp_path):
+    config = EngineConfig(drafter=str(write(tmp_path, "multi_layer")), tree_nodes=4)
+    with pytest.raises(ConfigError, match="tree_nodes is 4, but the drafter multi_layer_eagle dra"):
+        plan_drafter(config, target_of("multi_layer"), "float32")
+
+
 def test_draft_ids_and_target_ids_are_maps_of_each_other():
     """d2t holds offsets; its ids are those that t2d marks, in order."""
     tensors, params = tensors_of("plain"), loaded("plain")[1]
