@@ -210,7 +210,8 @@ def test_weights_that_leave_no_memory_are_refused():
 
 def test_an_unknown_kind_of_batch_to_compile_for_is_refused():
     message = (
-        "warm_up is 'logits'; it must be one of greedy, sampled, edited, logprobs, prompt_logprobs"
+        "warm_up is 'logits'; it must be one of greedy, sampled, edited, logprobs, constrained, "
+        "prompt_logprobs"
     )
     with pytest.raises(ConfigError, match="^" + re.escape(message)):
         EngineConfig(warm_up=("greedy", "logits"))
