@@ -244,7 +244,7 @@ def test_the_drafters_rows_are_those_of_the_text():
             ]
             context = np.asarray(project(params().drafter, features, CONFIG))[0, : len(tokens)]
             for layer, pages in enumerate(engine._state.drafter_state):
-                table = engine._page_table[slot]
+                table = engine._pages.table[slot]
                 values = rows_of(pages, table, len(tokens))[1]
                 np.testing.assert_allclose(
                     values.transpose(1, 0, 2), context[:, layer, 1], rtol=0, atol=1e-5
