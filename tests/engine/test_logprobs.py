@@ -153,8 +153,6 @@ def test_nothing_compiles_after_the_warm_up_of_every_mode():
     asked = workload()
     engine = told_engine(*asked)
     warmup(engine, modes=tuple(Mode))
-    families = engine._steps.values()
-    sizes = [(each.prefill._cache_size(), each.decode._cache_size()) for each in families]
     with count_compilations() as count:
         for each in asked:
             engine.add_request(each)
@@ -163,5 +161,4 @@ def test_nothing_compiles_after_the_warm_up_of_every_mode():
         drain(engine)
         outputs = run(engine, *asked)
     assert count.count == 0
-    assert sizes == [(each.prefill._cache_size(), each.decode._cache_size()) for each in families]
     check(outputs, *asked)
