@@ -232,6 +232,7 @@ def test_a_step_is_held_against_the_bare_forward(bench):
         assert row["ratio"] == pytest.approx(row["engine_ms"] / row["forward_ms"])
 
 
+@pytest.mark.nightly
 def test_prefill_is_held_against_the_floor(bench):
     (row,) = rows_of(bench, "prefill")
     assert row["num_tokens"] == 1000
@@ -262,6 +263,7 @@ def test_steps_are_held_against_the_floor(bench, monkeypatch):
         assert 40 < row["context"] < 40 + 60
 
 
+@pytest.mark.nightly
 def test_split_steps_and_loops_of_steps_are_held_against_the_floor(bench):
     options = ["--batch", "1", "--max-tokens", "60", "--repeats", "1"]
     (split,) = rows_of(bench, *ROOFLINE, *options, "--drafter", "dflash", "--split")
@@ -288,6 +290,7 @@ def test_mixes_of_requests_lose_nothing(bench):
     assert rows[-1]["num_tokens"] == rows[-2]["num_tokens"] == 4 * 16
 
 
+@pytest.mark.nightly
 def test_a_start_is_timed_in_a_process_of_its_own(folder, tmp_path):
     settings = Settings(
         config=EngineConfig(model=str(folder)),

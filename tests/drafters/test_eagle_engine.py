@@ -152,7 +152,11 @@ def table_engine(tree: TreeShape | None = None, **options) -> Engine:
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "blocking"])
-@pytest.mark.parametrize("settings", [[{}], GREEDY_AND_SAMPLED], ids=["greedy", "mixed"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param([{}], marks=pytest.mark.nightly), GREEDY_AND_SAMPLED],
+    ids=["greedy", "mixed"],
+)
 def test_the_text_is_that_of_plain_decoding(settings, overlap):
     """Exact, on the table target: slots reused, prompts in chunks, batches mixed."""
     asked = workload(settings)
@@ -236,6 +240,7 @@ def logits_after(tokens: list[int]) -> np.ndarray:
     return np.asarray(last_logits()(ids, len(tokens)))
 
 
+@pytest.mark.nightly
 def test_a_float_model_says_the_same_but_for_near_ties():
     """Blocks of one and of several tokens round differently: 1e-3 of logits of about 10."""
     target, params = llama((0, 1, 2))

@@ -106,6 +106,7 @@ def test_only_batches_with_a_grammar_run_its_programs():
     assert {call.mode for call in calls} == {Mode.GREEDY}
 
 
+@pytest.mark.nightly
 def test_nothing_compiles_after_the_warm_up_of_grammars():
     asked = workload()
     engine = told_engine(*asked)

@@ -159,6 +159,7 @@ def test_the_checkpoint_is_laid_out_as_public_engines_load_it(whole):
     assert f"| drafts from | {DRAFT_VOCAB} of the target's {VOCAB_SIZE} tokens |" in card
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_equals_one_that_was_not_cut(home, whole, monkeypatch):
     cut = train_config(home, "cut")
     with monkeypatch.context() as patch:
