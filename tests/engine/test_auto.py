@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxspec.engine import auto
 from jaxspec.engine.auto import StepTimes, judge, measure_step_s, remembered_times
 from tests.harness import make_engine, request, run, tokens_of
 
@@ -50,7 +51,8 @@ def test_a_memory_that_cannot_be_written_costs_only_the_measurement(tmp_path):
     assert remembered_times(file, "a", lambda: StepTimes(2.0, 1.0)) == StepTimes(2.0, 1.0)
 
 
-def test_measuring_a_step_leaves_an_engine_as_it_was():
+def test_measuring_a_step_leaves_an_engine_as_it_was(monkeypatch):
+    monkeypatch.setattr(auto, "_MEASURE_S", 0.0)
     engine = make_engine("scripted", accepts=3)
     assert measure_step_s(engine) > 0
     alone = run(make_engine("scripted", accepts=3), request("a", [5, 6, 7]))
