@@ -1,4 +1,4 @@
-"""Draws `step_floor.png`: steps beside the least they could take, from `bench roofline --json`."""
+"""Draws `step_floor.png`: whole steps of a shape beside the least they could take."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from pathlib import Path
 
 from jaxspec.pictures.bars import floor_picture
 
+KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "step_variants.json"
+
 
 def main() -> None:
-    """Reads the figures and draws them."""
+    """Reads the figures, the kept ones or those of a new run, and draws them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, help="what `jaxspec bench roofline --json` printed")
+    parser.add_argument("results", type=Path, nargs="?", default=KEPT, help="JSON of steps")
+    parser.add_argument("--shape", help="of these sizes; unset: the first in the file")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".png"))
     args = parser.parse_args()
     results = json.loads(args.results.read_text())
-    shape, device = results["rows"][0]["shape"], results["device"]
-    floor_picture(results["rows"], f"{shape}, {device}, {results['date']}").save(args.out)
+    shape = args.shape or results["rows"][0]["shape"]
+    rows = [row for row in results["rows"] if row["shape"] == shape]
+    # A step measured in variants is drawn as it is served, where that was measured.
+    rows.sort(key=lambda row: bool(row.get("changes")))
+    first = {(row["step"], row["batch"]): row for row in reversed(rows)}
+    ordered = sorted(first.values(), key=lambda row: (row["step"] != "plain", row["batch"]))
+    picture = floor_picture(ordered, f"{shape}, {results['device']}, {results['date']}")
+    picture.save(args.out)
 
 
 if __name__ == "__main__":

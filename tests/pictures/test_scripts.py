@@ -27,7 +27,7 @@ def test_every_picture_is_small_and_has_its_script():
         assert path.with_suffix(".py").exists()
 
 
-@pytest.mark.parametrize("script", ["accept_lengths", "attention_bandwidth"])
+@pytest.mark.parametrize("script", ["accept_lengths", "attention_bandwidth", "step_floor"])
 def test_kept_figures_are_drawn(script, monkeypatch, tmp_path):
     draw(monkeypatch, script, "--out", tmp_path / "drawn.png")
     assert (tmp_path / "drawn.png").read_bytes().startswith(PNG)
