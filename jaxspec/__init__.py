@@ -12,14 +12,21 @@ if TYPE_CHECKING:
     from jaxspec.config import EngineConfig
     from jaxspec.future_map import FutureMap, RelayPayload
     from jaxspec.llm import LLM
-    from jaxspec.request import RequestOutput, SamplingParams
+    from jaxspec.request import (
+        RequestError,
+        RequestOutput,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "jaxspec.llm",
     "SamplingParams": "jaxspec.request",
+    "RequestError": "jaxspec.request",
     "RequestOutput": "jaxspec.request",
+    "StructuredOutputsParams": "jaxspec.request",
     "EngineConfig": "jaxspec.config",
     "FutureMap": "jaxspec.future_map",
     "RelayPayload": "jaxspec.future_map",
@@ -30,8 +37,10 @@ __all__ = [
     "EngineConfig",
     "FutureMap",
     "RelayPayload",
+    "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

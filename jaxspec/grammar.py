@@ -1,6 +1,6 @@
 """Which tokens a JSON schema, a regular expression or a grammar allows next. Host only.
 
-The work is done by `llguidance` (pip install 'jaxspec[grammar]'), which is imported when it is
+The work is done by `llguidance` (pip install -e '.[grammar]'), which is imported when it is
 first asked for.
 """
 
@@ -51,7 +51,7 @@ class Grammars:
         except ImportError:
             raise RequestError(
                 f"structured_outputs asks for {asked.kind}, which needs llguidance; "
-                "pip install 'jaxspec[grammar]'"
+                "pip install -e '.[grammar]'"
             ) from None
         if self._tokenizer is None:
             self._tokenizer = self._make_tokenizer()

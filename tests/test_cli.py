@@ -343,6 +343,25 @@ def test_the_help_does_not_wait_for_jax():
     assert "(default: smollm2-135m)" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("redirect", "text"),
+    [(">&-", "stdout is closed, so that no answer"), (">/dev/full", "No space left on device")],
+)
+def test_an_answer_that_cannot_be_shown_is_one_sentence(redirect, text):
+    code = (
+        "import sys; from jaxspec import cli; from jaxspec.commands.common import write; "
+        "cli.COMMANDS['models'] = cli.Command('', lambda parser: None, lambda *args: write('x')); "
+        "sys.exit(cli.main(['models']))"
+    )
+    line = f'"$0" -c "$1" {redirect}'
+    done = subprocess.run(
+        ["bash", "-c", line, sys.executable, code], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_closed_pipe_is_quiet():
     code = (
         "import sys\nfrom jaxspec import cli\n"

@@ -19,7 +19,7 @@ def draw_acceptance(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise ConfigError(
-            "plot needs matplotlib, which is not installed; pip install 'jaxspec[train]'"
+            "plot needs matplotlib, which is not installed; pip install -e '.[train]'"
         ) from None
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()

@@ -98,11 +98,28 @@ def decode_utf8(data: bytes) -> str:
         ) from None
 
 
+class OutputLost(RuntimeError):
+    """An answer that cannot be shown: why, and the remedy."""
+
+
 def write(text: str) -> None:
-    """Shows a piece of an answer at once, where there is somewhere to show it."""
-    if sys.stdout is not None:
+    """Shows a piece of an answer at once.
+
+    Raises:
+        OutputLost: stdout is closed, or takes no more.
+        BrokenPipeError: whoever read it has gone.
+    """
+    if sys.stdout is None:
+        raise OutputLost("stdout is closed, so that no answer can be shown; leave it open")
+    try:
         sys.stdout.write(text)
         sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputLost(
+            f"stdout takes no more of the answer ({error.strerror}); make room, or write elsewhere"
+        ) from None
 
 
 def kernels_of(llm: LLM) -> dict[str, str]:

@@ -307,7 +307,7 @@ def refuse_old_gpu_jax(platform: str, version: tuple[int, ...]) -> None:
         have, need = (".".join(map(str, v)) for v in (version, _MIN_GPU_JAX))
         raise ConfigError(
             f"jax {have} miscompiles nested concatenates on GPUs; install jax {need} or later "
-            "(pip install 'jaxspec[gpu]' on Python 3.12)"
+            "(pip install -e '.[gpu]' on Python 3.12)"
         )
 
 

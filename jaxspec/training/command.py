@@ -62,7 +62,7 @@ def _train(config: TrainConfig, cache_dir: Path) -> int:
         from jaxspec.training.train import train
     except ModuleNotFoundError as error:
         raise TrainingError(
-            f"training needs {error.name}, which is not installed; pip install 'jaxspec[train]'"
+            f"training needs {error.name}, which is not installed; pip install -e '.[train]'"
         ) from None
 
     with ProgressDisplay() as progress:

@@ -82,7 +82,9 @@ def find_drafter(
         return fetch_repo(source, revision=revision, progress=progress, text_files=False)
     if not path.is_dir():
         raise ModelFileError(
-            source, "no such drafter folder", "name a checkpoint's folder, a repo id, ngram or none"
+            source,
+            "no such drafter folder",
+            "name a checkpoint's folder, a repo id, auto, dflash (where shipped), ngram or none",
         )
     return path
 

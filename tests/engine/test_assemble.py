@@ -14,7 +14,7 @@ def test_a_jax_that_miscompiles_on_gpus_is_refused_there():
     with pytest.raises(
         ConfigError,
         match=r"^jax 0\.10\.2 miscompiles nested concatenates on GPUs; install jax 0\.11\.1 or "
-        r"later \(pip install 'jaxspec\[gpu\]' on Python 3\.12\)$",
+        r"later \(pip install -e '\.\[gpu\]' on Python 3\.12\)$",
     ):
         refuse_old_gpu_jax("gpu", (0, 10, 2))
 

@@ -1,6 +1,7 @@
 """Each row that the engine answers for is named in the docstring of some test."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ TESTS = Path(__file__).parents[1]
 ROWS = range(1, 35)
 
 
+@functools.cache
 def rows_named():
     """Row -> files whose test docstrings name it; F3, F1-F8 style ranges are not expanded."""
     named = {}

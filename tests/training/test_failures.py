@@ -151,9 +151,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_optax)
-    with pytest.raises(
-        TrainingError, match=r"training needs optax.*pip install 'jaxspec\[train\]'"
-    ):
+    with pytest.raises(TrainingError, match=r"training needs optax.*pip install -e '\.\[train\]'"):
         command._train(TrainConfig(), tmp_path)
 
 
