@@ -212,6 +212,7 @@ def test_the_host_is_measured_against_a_null_device(bench):
     assert row["device_step_ms"] > 0
 
 
+@pytest.mark.nightly
 def test_loops_of_steps_are_measured_by_the_step_and_forced_accepts_are_marked(bench):
     loops = ["--drafter", "ngram", "--decode-steps", "4", "--force-accept", "7"]
     (work,) = rows_of(bench, "compare", *loops)
@@ -242,6 +243,7 @@ def test_prefill_is_held_against_the_floor(bench):
 ROOFLINE = ["roofline", "--shape", "tiny", "--context", "40", "--max-model-len", "128"]
 
 
+@pytest.mark.nightly
 def test_steps_are_held_against_the_floor(bench, monkeypatch):
     monkeypatch.setattr(roofline, "PROMPTS", (30,))
     options = ["--batch", "2", "--max-num-seqs", "2", "--max-tokens", "60", "--repeats", "1"]

@@ -403,6 +403,7 @@ def successors(asked) -> list[int]:
     return out
 
 
+@pytest.mark.nightly
 def test_a_drafter_that_knows_the_target_is_always_right_at_any_temperature():
     """Drafts are drawn with the noise that the target draws with, at the same positions."""
     engine = engine_of(*knowing_eagle(), families=(Mode.SAMPLED, Mode.SAMPLED))
@@ -418,6 +419,7 @@ def test_a_drafter_that_knows_the_target_is_always_right_at_any_temperature():
     assert engine.stats.num_accepted == NUM_DRAFTS * engine.stats.num_verifies > 0
 
 
+@pytest.mark.nightly
 def test_acceptance_by_position_shows_the_layer_that_is_wrong():
     """F31: the first two of three layers are right, the third never is."""
     engine, asked = multi_layer_engine(), workload([{}])

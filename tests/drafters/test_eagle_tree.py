@@ -127,6 +127,7 @@ def test_every_tree_of_a_run_equals_recomputation_from_scratch(case, tree):
             assert run.tree.tokens[row, 0] == bonus
 
 
+@pytest.mark.nightly
 def test_a_tree_of_one_branch_drafts_the_chain():
     runs = [
         TreeRun(build("plain", tree), params_of("plain"), feature_width("plain"))

@@ -170,6 +170,7 @@ def test_a_bad_word_is_meant_with_and_without_a_space_before_it():
     assert bad_word_ids((" ab", "c"), Spelling()) == [(1, 2), (3,), (4,)]
 
 
+@pytest.mark.nightly
 def test_a_batch_in_which_no_token_is_allowed_ends_in_an_error():
     """Rather than in a token that was forbidden."""
     asked = request("a", [1, 2], bad_words=NAMES)

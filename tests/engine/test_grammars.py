@@ -235,6 +235,6 @@ def test_what_a_structure_needs_is_named():
 
 def test_without_llguidance_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
-    message = r"^structured_outputs asks for regex, which needs llguidance; pip install 'jaxspec\["
+    message = r"^structured_outputs asks for regex, which needs llguidance; pip install -e '\.\[g"
     with pytest.raises(RequestError, match=message):
         letter_grammars().matcher(REGEXES[0])

@@ -83,6 +83,7 @@ def test_a_layer_whose_output_is_read_elsewhere_ends_late():
     assert num_triggers((1,)) == first + second
 
 
+@pytest.mark.nightly
 def test_nothing_is_early_where_xla_multiplies():
     assert num_triggers((), tokens=80) == 0
     late = dataclasses.replace(EARLY, early_launch=False)

@@ -29,7 +29,14 @@ def test_all_requests_end_at_once_and_a_new_one_comes_later():
     check(run(engine, late), late)
 
 
-@pytest.mark.parametrize("mode", Mode, ids=str)
+AT_NIGHT = [mode for mode in Mode if mode > Mode.EDITED]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(m, marks=[pytest.mark.nightly] if m in AT_NIGHT else []) for m in Mode],
+    ids=str,
+)
 def test_steps_of_padding_alone_leave_live_rows_as_they_are(mode):
     """F17: no NaN, no row changed but the padding row, and that one keeps its token and length."""
     engine = make_engine(overlap=False)

@@ -29,6 +29,8 @@ from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 from tests.training.test_pipeline import data_config, interrupt_at
 from tests.training.tiny import TARGET, conversation
 
+pytestmark = pytest.mark.nightly  # the same loop and checkpoints as DFlash's, in test_pipeline
+
 BLOCK = 4
 SHORT = 6
 DRAFT_VOCAB = 150
