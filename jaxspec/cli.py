@@ -13,14 +13,13 @@ from pathlib import Path
 from jaxspec import __version__
 from jaxspec.bench import command as bench
 from jaxspec.commands import chat, generate, models
-from jaxspec.commands.common import OutputLost, write
+from jaxspec.commands.common import EXIT_FAILED, OutputLost, write
 from jaxspec.config import ConfigError
 from jaxspec.interrupts import end_at_sigterm, resend_lost_interrupts
 from jaxspec.options import Parser, UsageError, parse
 from jaxspec.request import RequestError
 from jaxspec.training import command as train
 
-EXIT_LOST = 1
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141  # as of a process that SIGPIPE has ended
@@ -68,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxspec: {error}", file=sys.stderr)
         if sys.stdout is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_LOST
+        return EXIT_FAILED
     except Exception as error:
         if not is_users_mistake(error):
             raise

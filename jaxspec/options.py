@@ -105,9 +105,13 @@ def add_options(
 def given(
     args: argparse.Namespace, settings: type, *, leave_out: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The values that the command line holds for a dataclass's fields."""
+    """The values that the command line holds for a dataclass's fields.
+
+    An option that may be repeated comes as a tuple, as its field is.
+    """
     names = [each.name for each in fields(settings) if each.name not in leave_out]
-    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+    values = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def read_settings(settings: type, words: Sequence[str]) -> dict[str, Any]:

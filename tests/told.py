@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -14,9 +15,17 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import init_state
 from jaxspec.future_map import token_dtype
 from jaxspec.mode import Mode
-from jaxspec.request import Request
+from jaxspec.request import Request, RequestOutput
 from tests.fakes import EOS, VOCAB, LetterTokenizer, build_table_target, letter_grammars, make_table
-from tests.harness import CONTEXT, SCRIPT, expected, make_geometry, script_of, shared_steps
+from tests.harness import (
+    CONTEXT,
+    SCRIPT,
+    expected,
+    make_geometry,
+    script_of,
+    scripted_accept_lengths,
+    shared_steps,
+)
 
 
 class ToldParams(NamedTuple):
@@ -58,6 +67,18 @@ def build_told_drafter(num_draft_tokens: int) -> Drafter:
         draft=draft,
         ingest=ingest,
     )
+
+
+def check_told_lengths(outputs: Mapping[str, RequestOutput], asked: Iterable[Request], accepts):
+    """The accept lengths are those of the script, but for the cut one at the end.
+
+    What lies behind the end nobody told the drafter.
+    """
+    for each in asked:
+        lengths = outputs[each.request_id].metrics.accept_lengths
+        want = scripted_accept_lengths(each, accepts)
+        assert len(lengths) == len(want), each
+        assert lengths[:-1] == want[:-1], each
 
 
 def told_engine(

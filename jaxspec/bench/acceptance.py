@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxspec.bench.acceptance_plot import draw_acceptance
 from jaxspec.bench.metrics import Sums, acceptance_by_position, acceptance_rate, histogram
-from jaxspec.bench.prompts import PROMPTS, BenchPrompt
+from jaxspec.bench.prompts import prompt_sets
 from jaxspec.bench.report import Column, Result, bars, number, shares
 from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload
 from jaxspec.bench.settings import Settings
@@ -17,7 +17,6 @@ from jaxspec.engine.warmup import warmup
 from jaxspec.mode import Mode
 from jaxspec.request import RequestOutput
 from jaxspec.training.filters import loop_start
-from jaxspec.training.prompts import read_prompts
 
 COLUMNS = (
     Column("drafter", "drafter"),
@@ -31,13 +30,12 @@ COLUMNS = (
     Column("slots", "first k drafts right", shares),
     Column("accept_lengths", "histogram", bars),
 )
-_BUILT_IN = "built-in"
 
 
 def run(settings: Settings) -> Result:
     """Serves each set of prompts with each drafter that drafts, at each temperature."""
     options = settings.acceptance
-    sets = prompt_sets(options.prompts)
+    sets = prompt_sets(settings.prompts)
     temperatures = options.temperature
     modes = [mode for mode in (Mode.GREEDY, Mode.SAMPLED) if _needed(mode, temperatures)]
     rows: list[dict[str, Any]] = []
@@ -87,21 +85,6 @@ def run(settings: Settings) -> Result:
 
 def _needed(mode: Mode, temperatures: Sequence[float]) -> bool:
     return any((temperature > 0) == (mode is Mode.SAMPLED) for temperature in temperatures)
-
-
-def prompt_sets(files: Sequence[str]) -> Mapping[str, Sequence[BenchPrompt]]:
-    """The sets by name: the files', each under its name without endings, else the built-in one.
-
-    Raises:
-        TrainingError: a file cannot be read, or holds no prompt.
-    """
-    if not files:
-        return {_BUILT_IN: PROMPTS}
-    sets = {}
-    for file in map(Path, files):
-        name = file.name.partition(".")[0]
-        sets[name] = [BenchPrompt(name, text) for text in read_prompts(file)]
-    return sets
 
 
 def row_of(prompts: str, outputs: Sequence[RequestOutput]) -> dict[str, Any]:

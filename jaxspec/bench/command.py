@@ -84,6 +84,15 @@ MODES = {
 }
 
 
+# What one mode alone is told.
+OPTIONS: dict[str, type] = {
+    "acceptance": AcceptanceOptions,
+    "roofline": RooflineOptions,
+    "serve-mix": ServeMixOptions,
+    "throughput": ThroughputOptions,
+}
+
+
 def add_arguments(parser: Parser) -> None:
     """Adds the options of the command."""
     parser.add_argument(
@@ -99,6 +108,14 @@ def add_arguments(parser: Parser) -> None:
         "--num-prompts", "--limit", type=read_int, metavar="N", help="prompts to serve (of a set)"
     )
     parser.add_argument("--max-tokens", type=read_int, metavar="N", help="tokens of each answer")
+    parser.add_argument(
+        "--prompts",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="prompts, one a line or .jsonl, instead of the built-in ones (acceptance and "
+        "throughput); may be repeated",
+    )
     parser.add_argument("--repeats", type=read_int, metavar="N", help="rounds of what is short")
     parser.add_argument(
         "--drafter",
@@ -108,10 +125,8 @@ def add_arguments(parser: Parser) -> None:
         "dflash,tree_nodes=32; may be repeated (default: those that need no checkpoint, and the "
         "one shipped for the model)",
     )
-    add_options(parser.add_argument_group("acceptance"), AcceptanceOptions)
-    add_options(parser.add_argument_group("roofline"), RooflineOptions)
-    add_options(parser.add_argument_group("serve-mix"), ServeMixOptions)
-    add_options(parser.add_argument_group("throughput"), ThroughputOptions)
+    for name, options in OPTIONS.items():
+        add_options(parser.add_argument_group(name), options)
     engine = parser.add_argument_group("engine")
     add_options(engine, EngineConfig, leave_out=("drafter", "warm_up"))
     engine.add_argument(
@@ -128,10 +143,7 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
     config = EngineConfig.from_kwargs(
         **{**mode.engine, **given(args, EngineConfig, leave_out=("drafter", "warm_up"))}
     )
-    roofline = RooflineOptions(**_tuples(given(args, RooflineOptions)))
-    serve_mix = ServeMixOptions(**given(args, ServeMixOptions))
-    acceptance = AcceptanceOptions(**_tuples(given(args, AcceptanceOptions)))
-    throughput = ThroughputOptions(**_tuples(given(args, ThroughputOptions)))
+    own = {name: options(**given(args, options)) for name, options in OPTIONS.items()}
     counts = {
         name: _count(name, getattr(args, name), getattr(mode, name))
         for name in ("num_prompts", "max_tokens", "repeats")
@@ -147,25 +159,18 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
             cache_dir=cache_dir,
             drafters=tuple(args.drafter or default_drafters(mode, config.model)),
             on_progress=progress,
-            roofline=roofline,
-            acceptance=acceptance,
-            serve_mix=serve_mix,
-            throughput=throughput,
+            prompts=tuple(args.prompts),
             **counts,
+            **{name.replace("-", "_"): options for name, options in own.items()},
         )
         for drafter in settings.drafters:
             settings.config_with(drafter)  # a mistake in the last one is not found hours later
         result = mode.load(args.mode)(settings)
     if args.json:
         described = {**asdict(config), **counts, "drafter": list(settings.drafters)}
-        if args.mode == "roofline":
-            described |= asdict(roofline)
-        if args.mode == "serve-mix":
-            described |= asdict(serve_mix)
-        if args.mode == "throughput":
-            described |= asdict(throughput)
-        if args.mode == "acceptance":
-            described |= asdict(acceptance)
+        described["prompts"] = list(settings.prompts)
+        if args.mode in own:
+            described |= asdict(own[args.mode])
         print_json(args.mode, described, result)
     else:
         print_table(result)
@@ -176,11 +181,6 @@ def default_drafters(mode: Mode, model: str) -> tuple[str, ...]:
     """Those that need no checkpoint, and the one that is shipped for the model."""
     shipped = mode.shipped and shipped_checkpoint("dflash", model) is not None
     return (*mode.drafters, "dflash") if shipped else mode.drafters
-
-
-def _tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """Lists as tuples: options that may be repeated come as lists."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _count(name: str, chosen: int | None, default: int) -> int:

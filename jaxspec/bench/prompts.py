@@ -6,7 +6,11 @@ lives on: an edit repeats nearly all of it, an open question nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+from jaxspec.training.prompts import read_prompts
 
 
 class BenchPrompt(NamedTuple):
@@ -54,3 +58,18 @@ PROMPTS = (
     BenchPrompt("maths", "A train goes 60 km in 45 minutes. How far does it go in two hours?"),
     BenchPrompt("maths", "Solve 3x + 7 = 25 and show each step."),
 )
+
+
+def prompt_sets(files: Sequence[str]) -> Mapping[str, Sequence[BenchPrompt]]:
+    """The sets by name: the files', each under its name without endings, else the built-in one.
+
+    Raises:
+        TrainingError: a file cannot be read, or holds no prompt.
+    """
+    if not files:
+        return {"built-in": PROMPTS}
+    sets = {}
+    for file in map(Path, files):
+        name = file.name.partition(".")[0]
+        sets[name] = [BenchPrompt(name, text) for text in read_prompts(file)]
+    return sets

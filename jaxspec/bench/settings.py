@@ -40,9 +40,6 @@ class RooflineOptions:
 class AcceptanceOptions:
     """What `jaxspec bench acceptance` alone is told."""
 
-    prompts: tuple[str, ...] = _option(
-        (), "file of prompts, one a line or .jsonl, instead of the built-in ones"
-    )
     temperature: tuple[float, ...] = _option((0.0,), "of the answers; 0 takes the likeliest token")
     plot: str | None = _option(None, "file for a picture of how many drafts are right")
 
@@ -80,7 +77,7 @@ class Settings:
     """Settings of a bench.
 
     config: of every engine, whatever its drafter. drafters: in the order of the table.
-    repeats: how often what is short is measured again.
+    repeats: how often what is short is measured again. prompts: files of them; none: built-in.
     """
 
     config: EngineConfig
@@ -90,6 +87,7 @@ class Settings:
     max_tokens: int
     repeats: int
     on_progress: Progress
+    prompts: tuple[str, ...] = ()
     roofline: RooflineOptions = field(default_factory=RooflineOptions)
     acceptance: AcceptanceOptions = field(default_factory=AcceptanceOptions)
     serve_mix: ServeMixOptions = field(default_factory=ServeMixOptions)

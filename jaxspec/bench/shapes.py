@@ -27,24 +27,12 @@ class Shape(NamedTuple):
 def _shape(
     target: ModelConfig, *, num_layers: int, block_size: int, taps: tuple[int, ...]
 ) -> Shape:
-    """A drafter of so many full, bidirectional layers of the target's own sizes."""
-    drafter = DFlashConfig(
+    drafter = DFlashConfig.like(
+        target,
         num_layers=num_layers,
-        hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        rope_theta=target.rope_theta,
-        rms_norm_eps=target.rms_norm_eps,
         block_size=block_size,
         mask_token_id=target.vocab_size - 1,
         target_layer_ids=taps,
-        layer_windows=(None,) * num_layers,
-        layer_causal=(False,) * num_layers,
-        max_position_embeddings=target.max_position_embeddings,
-        vocab_size=target.vocab_size,
-        target_hidden_size=target.hidden_size,
     )
     return Shape(target, drafter)
 

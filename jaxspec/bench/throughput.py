@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 from jaxspec.bench.compare import not_lossless, sums_of
 from jaxspec.bench.metrics import mean_accept_length
+from jaxspec.bench.prompts import prompt_sets
 from jaxspec.bench.report import Column, Result, number
 from jaxspec.bench.rig import build_engine, describe, load_rig, make_requests, run_workload
 from jaxspec.bench.settings import Settings
@@ -36,6 +39,7 @@ def run(settings: Settings) -> Result:
             raise ConfigError(
                 f"{max(wanted)} requests are to run at once, but {name} is {limit}; raise it"
             )
+    prompts = list(itertools.chain(*prompt_sets(settings.prompts).values()))
     for drafter in settings.drafters:
         rig = load_rig(
             settings.config_with(drafter),
@@ -46,7 +50,9 @@ def run(settings: Settings) -> Result:
         warmup(engine, modes=(Mode.GREEDY,), on_progress=settings.on_progress)
         for concurrency in wanted:
             settings.on_progress(f"measuring {drafter}, {concurrency} at once", 0, 0)
-            requests = make_requests(rig, settings.num_prompts, max_tokens=settings.max_tokens)
+            requests = make_requests(
+                rig, settings.num_prompts, max_tokens=settings.max_tokens, prompts=prompts
+            )
             work = run_workload(engine, requests, concurrency=concurrency)
             rows.append(
                 {

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from jaxspec.llm import LLM
     from jaxspec.tokenizer import Tokenizer
 
+EXIT_FAILED = 1  # the command was right, and its answer is lost or broken
+
 _ENGINE = {"max_num_seqs": 1}
 
 

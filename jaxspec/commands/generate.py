@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxspec.bench.metrics import request_figures
 from jaxspec.commands.common import (
+    EXIT_FAILED,
     add_engine_and_sampling,
     add_prompting,
     check_chat_template,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from jaxspec.llm import LLM
     from jaxspec.prompts import EncodedPrompt
 
-EXIT_FAILED = 1
 _DEFAULTS = {"temperature": 0.0, "max_tokens": 256}
 _MIN_CONTEXT = 512  # short prompts share one set of compiled programs
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.warmup import time_idle
 from jaxspec.mode import Mode
 
 _RUNS = 5  # at least
@@ -51,9 +51,7 @@ def measure_step_s(engine: Engine) -> float:
     engine.run_idle("decode", packed, mode=Mode.GREEDY)
     times: list[float] = []
     while len(times) < _RUNS or sum(times) < _MEASURE_S:
-        before = time.perf_counter()
-        engine.run_idle("decode", packed, mode=Mode.GREEDY)
-        times.append(time.perf_counter() - before)
+        times.append(time_idle(engine, "decode", packed, Mode.GREEDY))
     return min(times)
 
 

@@ -30,7 +30,7 @@ from jaxspec.future_map import NON_FINITE_LOGITS, FutureMap, RelayPayload
 from jaxspec.logit_edits import Editing
 from jaxspec.logprobs import logprob_width, pack_logprobs
 from jaxspec.mode import Mode
-from jaxspec.models.base import Block, Target, TargetOutput
+from jaxspec.models.base import Block, Target
 from jaxspec.sampling import greedy_tokens
 from jaxspec.verify import Accepted, verify
 
@@ -53,7 +53,6 @@ class TargetLogits:
     """What the target says of a block."""
 
     logits: jax.Array  # f32[B, N, V]
-    hidden: jax.Array  # [B, N, E]
     features: jax.Array  # [B, N, F * E]
 
 
@@ -168,7 +167,7 @@ def build_fine_stages(
             out = target.forward(params.target, state.kv, drafted.block)
         with jax.named_scope("verify"):
             logits = target.logits(params.target, out.hidden)
-        return state.replace(kv=out.kv), TargetLogits(logits, out.hidden, out.features)
+        return state.replace(kv=out.kv), TargetLogits(logits, out.features)
 
     def accept_stage(
         state: EngineState, drafted: Drafted, judged: TargetLogits, allowed: jax.Array | None = None
@@ -204,14 +203,15 @@ def build_fine_stages(
         committed = column < accepted.num_committed[:, None]
         places = block.kv_locs[:, : drafter.max_accept_length]
         places = to_null_page(places, committed, geometry.page_size)
-        out = TargetOutput(judged.hidden, judged.features, state.kv)
-        block, out, finite = straighten(path, places, block, out, finite, geometry.page_size)
+        block, kv, features, finite = straighten(
+            path, places, block, state.kv, judged.features, finite, geometry.page_size
+        )
         pending = Pending(
             ingest=IngestBatch(
                 rows=rows,
                 block=block,
                 next_ids=accepted.tokens[:, : drafter.max_accept_length],
-                features=out.features,
+                features=features,
                 num_valid=accepted.num_committed,
                 is_first=jnp.zeros_like(limits.frozen),
             ),
@@ -224,7 +224,7 @@ def build_fine_stages(
             if path is not None:
                 told = jnp.take_along_axis(told, path[:, : column.shape[1], None], axis=1)
             output = jnp.concatenate([output, told.reshape(len(output), -1)], axis=1)
-        after = state.replace(future_map=relay, kv=out.kv, limits=slot_limits)
+        after = state.replace(future_map=relay, kv=kv, limits=slot_limits)
         if mode.edits:
             appended = state.edits.advance(rows, accepted.tokens, accepted.num_committed)
             after = after.replace(edits=appended)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxspec.cache.kv_pages import move_rows
 from jaxspec.drafters.base import DraftBlock
 from jaxspec.drafters.tree import ancestors, block_mask, depths
-from jaxspec.models.base import Block, TargetOutput
+from jaxspec.models.base import Block
 
 
 def lay_out(draft: DraftBlock, block: Block, depth: int | None) -> Block:
@@ -36,18 +36,20 @@ def straighten(
     path: jax.Array | None,
     places: jax.Array,
     block: Block,
-    out: TargetOutput,
+    kv: tuple[jax.Array, ...],
+    features: jax.Array,
     finite: jax.Array,
     page_size: int,
-) -> tuple[Block, TargetOutput, jax.Array]:
+) -> tuple[Block, tuple[jax.Array, ...], jax.Array, jax.Array]:
     """Makes a verified block the chain of its accepted path: tokens, KV rows and features.
 
     path: i32[B, N] from `verify`; None where the block is a chain already.
     places: i32[B, W] flat KV rows of the chain, W the longest path; the null page past its end.
-    finite: bool[B, N] of each node's logits.
+    kv: pages of each layer. features: [B, N, F * E] and finite: bool[B, N] of each node.
+    Returns (block, kv, features, finite).
     """
     if path is None:
-        return block.replace(kv_locs=places), out, finite
+        return block.replace(kv_locs=places), kv, features, finite
     width = places.shape[1]
     path = path[:, :width]
 
@@ -58,11 +60,11 @@ def straighten(
     with jax.named_scope("straighten"):
         # The root is where it belongs.
         sources = along(block.kv_locs)[:, 1:]
-        kv = tuple(move_rows(pages, sources, places[:, 1:], page_size) for pages in out.kv)
+        kv = tuple(move_rows(pages, sources, places[:, 1:], page_size) for pages in kv)
         chain = block.replace(
             token_ids=along(block.token_ids),
             positions=block.lens[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :],
             kv_locs=places,
             mask=None,
         )
-        return chain, TargetOutput(along(out.hidden), along(out.features), kv), along(finite)
+        return chain, kv, along(features), along(finite)

@@ -50,13 +50,16 @@ def warmup(
         for _ in range(_RUNS):
             engine.run_idle(kind, packed, mode=mode, width=width)
         if engine.pace is not None and kind != "prefill":
-            seconds = min(_timed(engine, kind, packed, mode, width) for _ in range(_TIMED_RUNS))
+            seconds = min(time_idle(engine, kind, packed, mode, width) for _ in range(_TIMED_RUNS))
             engine.pace.set_time((kind, mode, len(packed)), width, seconds)
     if on_progress is not None:
         on_progress("compiling", len(jobs), len(jobs))
 
 
-def _timed(engine: Engine, kind: str, packed: np.ndarray, mode: Mode, width: int) -> float:
+def time_idle(
+    engine: Engine, kind: str, packed: np.ndarray, mode: Mode, width: int | None = None
+) -> float:
+    """Seconds of one run of a program on padding rows; see `Engine.run_idle`."""
     before = time.perf_counter()
     engine.run_idle(kind, packed, mode=mode, width=width)
     return time.perf_counter() - before

@@ -89,24 +89,12 @@ def choose_mask_token(
 
 def drafter_config(config: TrainConfig, target: ModelConfig, mask_token_id: int) -> DFlashConfig:
     """A drafter of the target's own proportions (DFlash, arXiv 2602.06036)."""
-    return DFlashConfig(
+    return DFlashConfig.like(
+        target,
         num_layers=config.num_layers,
-        hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        rope_theta=target.rope_theta,
-        rms_norm_eps=target.rms_norm_eps,
         block_size=config.block_size,
         mask_token_id=mask_token_id,
         target_layer_ids=default_feature_layers(target.num_layers, config.num_features),
-        layer_windows=(None,) * config.num_layers,
-        layer_causal=(False,) * config.num_layers,
-        max_position_embeddings=target.max_position_embeddings,
-        vocab_size=target.vocab_size,
-        target_hidden_size=target.hidden_size,
-        rope_scaling=target.rope_scaling,
     )
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.bench.acceptance import prompt_sets, row_of
+from jaxspec.bench.acceptance import row_of
 from jaxspec.bench.acceptance_plot import draw_acceptance
+from jaxspec.bench.prompts import prompt_sets
 from jaxspec.config import ConfigError
 from jaxspec.request import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from jaxspec.training.config import TrainingError

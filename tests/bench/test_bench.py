@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec import cli
-from jaxspec.bench import roofline, startup
+from jaxspec.bench import roofline, startup, throughput
 from jaxspec.bench.command import MODES, default_drafters
 from jaxspec.bench.compilations import count_compilations
 from jaxspec.bench.features import FEATURES
@@ -104,6 +104,23 @@ def test_latency_is_of_one_request_at_a_time(bench):
     for row in (plain, ngram):
         assert 0 < row["first_token_ms_p50"] <= row["first_token_ms_p95"]
         assert 0 < row["token_ms_p50"] <= row["token_ms_p95"]
+
+
+def test_throughput_serves_the_prompts_that_it_is_given(bench, monkeypatch, tmp_path):
+    file, served = tmp_path / "own.txt", []
+    file.write_text("Why?\nHow?\n")
+
+    def recorded(rig, count, **options):
+        served.extend(make_requests(rig, count, **options))
+        return served
+
+    monkeypatch.setattr(throughput, "make_requests", recorded)
+    (row,) = rows_of(bench, "throughput", "--drafter", "none", "--prompts", str(file))
+    assert [request.prompt for request in served] == ["Why?", "How?"]
+    assert row["num_tokens"] == 2 * 6
+    status, _, err = bench("throughput", "--prompts", str(tmp_path / "missing.txt"))
+    assert status == 2
+    assert "cannot be read as prompts" in err
 
 
 def test_throughput_goes_up_to_all_slots(bench):

@@ -23,11 +23,10 @@ from tests.harness import (
     record,
     request,
     run,
-    scripted_accept_lengths,
     tokens_of,
 )
 from tests.oracle import AUTOMATA
-from tests.told import told_engine
+from tests.told import check_told_lengths, told_engine
 
 REGEXES = [StructuredOutputsParams(regex=regex) for regex in AUTOMATA]
 ASKED = [
@@ -58,9 +57,7 @@ def test_every_mix_gives_the_text_of_plain_decoding(accepts, overlap):
     check(outputs, *asked)
     for each in asked:
         check_logprobs(outputs[each.request_id], each)
-        lengths = outputs[each.request_id].metrics.accept_lengths
-        want = scripted_accept_lengths(each, accepts)
-        assert lengths[:-1] == want[:-1] and len(lengths) == len(want), each
+    check_told_lengths(outputs, asked, accepts)
 
 
 def test_answers_are_whole_where_there_is_room():

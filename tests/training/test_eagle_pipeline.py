@@ -15,7 +15,7 @@ from jaxspec.request import Request, SamplingParams
 from jaxspec.training import train as module
 from jaxspec.training.config import Eagle3TrainConfig, TrainingError, resume_command
 from jaxspec.training.conversations import HELD_OUT, TRAIN, load_conversations
-from jaxspec.training.data import make_data, read_texts
+from jaxspec.training.data import read_texts
 from jaxspec.training.eagle import EagleTarget
 from jaxspec.training.loss import LossSpec
 from jaxspec.training.rows import pack_rows
@@ -25,43 +25,23 @@ from jaxspec.training.train import train
 from jaxspec.training.walk import build_walk
 from jaxspec.weights.load import load_target
 from jaxspec.weights.safetensors import open_safetensors
-from tests.tiny_model import VOCAB_SIZE, write_tiny_model
-from tests.training.test_pipeline import data_config, interrupt_at
+from tests.tiny_model import VOCAB_SIZE
+from tests.training.test_pipeline import BLOCK, interrupt_at, make_home, small_run
 from tests.training.tiny import TARGET, conversation
 
 pytestmark = pytest.mark.nightly  # the same loop and checkpoints as DFlash's, in test_pipeline
 
-BLOCK = 4
-SHORT = 6
 DRAFT_VOCAB = 150
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    home = tmp_path_factory.mktemp("eagle")
-    write_tiny_model(home / "model")
-    prompts = [f"{letter}{other} tell me" for letter in "abcdefgh" for other in "qrstuvwxyz"]
-    (home / "prompts.txt").write_text("\n".join(prompts))
-    make_data(data_config(home, num_prompts=72), cache_dir=home)
-    return home
+    return make_home(tmp_path_factory.mktemp("eagle"))
 
 
 def train_config(home, output, **changes) -> Eagle3TrainConfig:
-    settings = dict(
-        data=str(home / "data"),
-        output=str(home / output),
-        model=str(home / "model"),
-        num_features=1,
-        block_size=BLOCK,
-        draft_vocab_size=DRAFT_VOCAB,
-        row_len=64,
-        batch_rows=8,
-        num_anchors=16,
-        learning_rate=5e-3,
-        max_steps=SHORT,
-        measure_every=4,
-    )
-    return Eagle3TrainConfig(**{**settings, **changes})
+    own = dict(draft_vocab_size=DRAFT_VOCAB, learning_rate=5e-3)
+    return Eagle3TrainConfig(**{**small_run(home, output), **own, **changes})
 
 
 @pytest.fixture(scope="module")

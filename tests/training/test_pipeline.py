@@ -38,11 +38,14 @@ SHORT = 6  # steps of the runs that are cut and resumed
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A folder with a model, prompts and the data made from them in two sittings."""
-    home = tmp_path_factory.mktemp("training")
+    return make_home(tmp_path_factory.mktemp("training"), sittings=(40, 72), num_repeated=5)
+
+
+def make_home(home, *, sittings=(72,), num_repeated=0):
     write_tiny_model(home / "model")
     prompts = [f"{letter}{other} tell me" for letter in "abcdefgh" for other in "qrstuvwxyz"]
-    (home / "prompts.txt").write_text("\n".join(prompts + prompts[:5]))
-    for num_prompts in (40, 72):
+    (home / "prompts.txt").write_text("\n".join(prompts + prompts[:num_repeated]))
+    for num_prompts in sittings:
         make_data(data_config(home, num_prompts=num_prompts), cache_dir=home)
     return home
 
@@ -63,23 +66,25 @@ def data_config(home, **changes) -> DataConfig:
     return DataConfig(**{**settings, **changes})
 
 
-def train_config(home, output, **changes) -> TrainConfig:
-    settings = dict(
+def small_run(home, output):
+    """Settings that a run of any recipe has."""
+    return dict(
         data=str(home / "data"),
         output=str(home / output),
         model=str(home / "model"),
-        num_layers=2,
         num_features=1,
         block_size=BLOCK,
-        mask_token_id=MASK,
         row_len=64,
         batch_rows=8,
         num_anchors=16,
-        learning_rate=3e-3,
         max_steps=SHORT,
         measure_every=4,
     )
-    return TrainConfig(**{**settings, **changes})
+
+
+def train_config(home, output, **changes) -> TrainConfig:
+    own = dict(num_layers=2, mask_token_id=MASK, learning_rate=3e-3)
+    return TrainConfig(**{**small_run(home, output), **own, **changes})
 
 
 @pytest.fixture(scope="module")
