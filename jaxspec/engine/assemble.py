@@ -122,7 +122,9 @@ def assemble(
     check_model_len(config, opened.checkpoint.config.max_position_embeddings)
     pick("accept", requested=config.kernels, device=device)
     if config.drafter != "auto":
-        locate_drafter(config, progress=on_progress)
+        _, checkpoint = locate_drafter(config, progress=on_progress)
+        if checkpoint is not None:  # found: the hub is not asked again
+            config = replace(config, drafter=str(checkpoint))
     dtype, dtype_reason = choose_dtype(config.dtype, device)
     loaded = Loaded(
         *opened,
