@@ -87,6 +87,9 @@ def time_feature(rig: Rig, changes: dict[str, Any]) -> dict[str, Any]:
 
     changes: to greedy `SamplingParams` that go on until the context is full.
     """
+    if "logit_bias" in changes:  # a small vocabulary has fewer tokens
+        bias = changes["logit_bias"].items()
+        changes = {**changes, "logit_bias": {t: b for t, b in bias if t < rig.geometry.vocab_size}}
     asked = SamplingParams(
         **{"temperature": 0.0, "ignore_eos": True, "max_tokens": None, "seed": 1, **changes}
     )
