@@ -10,7 +10,7 @@ from typing import Any
 from jaxspec.bench.acceptance_plot import draw_acceptance
 from jaxspec.bench.metrics import Sums, acceptance_by_position, acceptance_rate, histogram
 from jaxspec.bench.prompts import prompt_sets
-from jaxspec.bench.report import Column, Result, bars, number, shares
+from jaxspec.bench.report import Column, Result, number, shares
 from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload
 from jaxspec.bench.settings import Settings
 from jaxspec.engine.warmup import warmup
@@ -28,7 +28,6 @@ COLUMNS = (
     Column("num_looped", "loops left out"),
     Column("tokens_per_s", "tokens/s", number(1)),
     Column("slots", "first k drafts right", shares),
-    Column("accept_lengths", "histogram", bars),
 )
 
 
