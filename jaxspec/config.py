@@ -147,6 +147,7 @@ class Kernels:
     paged_attention: str = "xla"
     kv_write: str = "xla"
     kv_write_context: str = "xla"
+    kv_move: str = "xla"
     few_row_gemm: str = "xla"
     add_rms_norm: str = "xla"
     early_launch: bool = False  # see `kernels_pallas.early_launch`

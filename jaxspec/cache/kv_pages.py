@@ -20,16 +20,6 @@ def kv_locs_at(page_table: jax.Array, positions: jax.Array, page_size: int) -> j
     return jnp.where(inside, pages, NULL_PAGE) * page_size + positions % page_size
 
 
-def move_rows(pages: jax.Array, sources: jax.Array, places: jax.Array, page_size: int) -> jax.Array:
-    """Copies rows of one layer's KV to other places; all are read before any is written.
-
-    pages: [P, 2, J, G, D], updated in place when donated. sources, places: i32[B, N] flat rows, of
-    which only those of the null page may stand more than once among the places.
-    """
-    rows = pages[sources // page_size, :, :, sources % page_size]
-    return pages.at[places // page_size, :, :, places % page_size].set(rows)
-
-
 def to_null_page(kv_locs: jax.Array, keep: jax.Array, page_size: int) -> jax.Array:
     """Sends the rows where `keep` is False to the null page, at their own offset."""
     return jnp.where(keep, kv_locs, kv_locs % page_size)

@@ -331,6 +331,7 @@ def choose_kernels(
     shapes = {
         "paged_attention": {"head_dim": model.head_dim},
         "kv_write": {"head_dim": model.head_dim},
+        "kv_move": {"head_dim": model.head_dim},
     }
     choices: dict[str, Choice] = {}
     for op in (name for name in Kernels.__dataclass_fields__ if name != "early_launch"):

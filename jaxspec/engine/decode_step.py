@@ -204,7 +204,13 @@ def build_fine_stages(
         places = block.kv_locs[:, : drafter.max_accept_length]
         places = to_null_page(places, committed, geometry.page_size)
         block, kv, features, finite = straighten(
-            path, places, block, state.kv, judged.features, finite, geometry.page_size
+            path,
+            places,
+            block,
+            state.kv,
+            judged.features,
+            finite,
+            kernels=geometry.kernels,
         )
         pending = Pending(
             ingest=IngestBatch(

@@ -12,6 +12,7 @@ from kernels_pallas.accept import cases as accept_cases
 from kernels_pallas.add_rms_norm import cases as add_rms_norm_cases
 from kernels_pallas.few_row_gemm import MAX_ROWS
 from kernels_pallas.few_row_gemm import cases as few_row_gemm_cases
+from kernels_pallas.kv_move import cases as kv_move_cases
 from kernels_pallas.kv_write import cases as kv_write_cases
 from kernels_pallas.kv_write_context import cases as kv_write_context_cases
 from kernels_pallas.paged_attention import cases as attention_cases
@@ -73,8 +74,20 @@ def self_test_cases(
         ("kv_write", kv_write_cases.Case("in use", 3, block, norm=model.qk_norm, **heads)),
         *_layer_cases(geometry, model),
     ]
-    if is_tree:
+    if plan.tree_depth is not None:
         cases.append(("accept_tree", verified))
+        moved = kv_move_cases.Case(
+            "in use",
+            3,
+            nodes=block,
+            width=plan.tree_depth,
+            layers=model.num_layers,
+            kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            page_size=page,
+            dtype=geometry.dtype,
+        )
+        cases.append(("kv_move", moved))
     if "paged_attention" in drafter:
         cases.append(
             (

@@ -13,10 +13,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cache.kv_pages import move_rows
+from jaxspec.config import Kernels
 from jaxspec.drafters.base import DraftBlock
 from jaxspec.drafters.tree import ancestors, block_mask, depths
 from jaxspec.models.base import Block
+from kernels_pallas.kv_move import kv_move
 
 
 def lay_out(draft: DraftBlock, block: Block, depth: int | None) -> Block:
@@ -39,7 +40,8 @@ def straighten(
     kv: tuple[jax.Array, ...],
     features: jax.Array,
     finite: jax.Array,
-    page_size: int,
+    *,
+    kernels: Kernels,
 ) -> tuple[Block, tuple[jax.Array, ...], jax.Array, jax.Array]:
     """Makes a verified block the chain of its accepted path: tokens, KV rows and features.
 
@@ -60,7 +62,7 @@ def straighten(
     with jax.named_scope("straighten"):
         # The root is where it belongs.
         sources = along(block.kv_locs)[:, 1:]
-        kv = tuple(move_rows(pages, sources, places[:, 1:], page_size) for pages in kv)
+        kv = kv_move(kv, sources, places[:, 1:], implementation=kernels.kv_move)
         chain = block.replace(
             token_ids=along(block.token_ids),
             positions=block.lens[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :],

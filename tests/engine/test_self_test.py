@@ -48,9 +48,9 @@ def test_the_cases_have_the_sizes_in_use():
 
 def test_trees_are_tried_where_the_drafter_makes_them():
     cases = self_test_cases(geometry(), MODEL, PLAN._replace(tree_depth=3))
-    assert "accept_tree" in dict(cases)
+    assert {"accept_tree", "kv_move"} <= dict(cases).keys()
     assert [case.tree for op, case in cases if op == "paged_attention"] == [True, False]
-    tried = geometry(accept_tree="triton_interpret")
+    tried = geometry(accept_tree="triton_interpret", kv_move="triton_interpret")
     self_test_kernels(tried, MODEL, PLAN._replace(tree_depth=3))
 
 
