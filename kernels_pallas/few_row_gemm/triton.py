@@ -15,6 +15,7 @@ from kernels_pallas import dispatch, limits
 from kernels_pallas.early_launch import program_id
 
 MAX_ROWS = 64
+_SUM_TILE = 1024  # numbers that one program adds up
 
 
 class Config(NamedTuple):
@@ -25,6 +26,7 @@ class Config(NamedTuple):
     num_warps: int
     num_stages: int
     weight_first: bool  # whether the tensor cores take the weight's rows as theirs, or x's
+    splits: int = 1  # programs that share the columns; above one a second launch adds up
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -73,40 +75,58 @@ def few_row_gemm(
     interpret: bool,
     config: Config | None = None,
 ) -> jax.Array:
-    """See `few_row_gemm`. Grid: (tiles of outputs,)."""
+    """See `few_row_gemm`. Grid: (tiles of outputs, splits)."""
     num_rows, width = x.shape
     outputs = weight.shape[0] // (2 if swiglu else 1)
     if config is None:
         config = choose(num_rows, outputs, width, swiglu, jnp.finfo(x.dtype).bits)
-    return pl.pallas_call(
+    split = config.splits > 1
+    assert not (split and swiglu), "the halves of a split product are not whole"
+    shape = jax.ShapeDtypeStruct((num_rows, outputs), x.dtype)
+    parts = jax.ShapeDtypeStruct((config.splits, num_rows, outputs), jnp.float32)
+    residuals = () if residual is None else (residual,)
+    result = pl.pallas_call(
         functools.partial(_kernel, swiglu=swiglu, config=config, early_launch=early_launch),
         name="few_row_gemm",
-        grid=(-(-outputs // config.tile_n),),
-        out_shape=jax.ShapeDtypeStruct((num_rows, outputs), x.dtype),
+        grid=(-(-outputs // config.tile_n), config.splits),
+        out_shape=parts if split else shape,
         compiler_params=pltriton.CompilerParams(
             num_warps=config.num_warps, num_stages=config.num_stages
         ),
         interpret=interpret,
-    )(x, weight, () if residual is None else (residual,))
+    )(x, weight, () if split else residuals)
+    if not split:
+        return result
+    return pl.pallas_call(
+        functools.partial(_add_up, early_launch=early_launch),
+        name="few_row_gemm_sum",
+        grid=(-(-num_rows * outputs // _SUM_TILE),),
+        out_shape=jax.ShapeDtypeStruct((num_rows * outputs,), x.dtype),
+        compiler_params=pltriton.CompilerParams(num_warps=4, num_stages=1),
+        interpret=interpret,
+    )(result.reshape(config.splits, -1), tuple(each.reshape(-1) for each in residuals)).reshape(
+        num_rows, outputs
+    )
 
 
 def _kernel(
     x_ref,  # [M, E]
     weight_ref,  # [out, E]; with swiglu [2 out, E], the gate's rows first
     residual_refs,  # ([M, out],) or ()
-    out_ref,  # [M, out]
+    out_ref,  # [M, out]; with splits f32[splits, M, out]
     *,
     swiglu,
     config,
     early_launch,
 ):
     num_rows, width = x_ref.shape
-    outputs = out_ref.shape[1]
+    outputs = out_ref.shape[-1]
     row = jnp.arange(tile_m(num_rows), dtype=jnp.int32)
     first = program_id(0, early_launch) * config.tile_n
     column = first + jnp.arange(config.tile_n, dtype=jnp.int32)
     whole_m, whole_n = num_rows == row.shape[0], outputs % config.tile_n == 0
-    whole_k = width % config.tile_k == 0
+    whole_k = width % (config.tile_k * config.splits) == 0
+    split, steps = pl.program_id(1), -(-width // (config.tile_k * config.splits))
 
     def load(ref, rows, inside, k):
         at = ref.at[rows[:, None], k[None, :]]
@@ -119,7 +139,7 @@ def _kernel(
         return pltriton.load(at, mask=mask, other=0.0)
 
     def step(t, accs):
-        k = t * config.tile_k + jnp.arange(config.tile_k, dtype=jnp.int32)
+        k = (split * steps + t) * config.tile_k + jnp.arange(config.tile_k, dtype=jnp.int32)
         x = load(x_ref, row, None if whole_m else row < num_rows, k)
         sums = []
         for part, acc in enumerate(accs):
@@ -132,14 +152,32 @@ def _kernel(
     rows, columns = jnp.expand_dims(row, 1 - m_axis), jnp.expand_dims(column, m_axis)
     shape = jnp.broadcast_shapes(rows.shape, columns.shape)
     accs = tuple(jnp.zeros(shape, jnp.float32) for _ in range(2 if swiglu else 1))
-    out, *up = jax.lax.fori_loop(0, -(-width // config.tile_k), step, accs)
+    out, *up = jax.lax.fori_loop(0, steps, step, accs)
     if swiglu:
         out = out / (1.0 + jnp.exp(-out)) * up[0]
     inside = (rows < num_rows) & (columns < outputs)
     if residual_refs:
         residual = pltriton.load(residual_refs[0].at[rows, columns], mask=inside, other=0.0)
         out = out + residual.astype(jnp.float32)
-    pltriton.store(out_ref.at[rows, columns], out.astype(out_ref.dtype), mask=inside)
+    at = (rows, columns) if config.splits == 1 else (split, rows, columns)
+    pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside)
+
+
+def _add_up(
+    parts_ref,  # f32[splits, M * out]
+    residual_refs,  # ([M * out],) or ()
+    out_ref,  # [M * out]
+    *,
+    early_launch,
+):
+    """Grid: (tiles of the result,)."""
+    first = program_id(0, early_launch) * _SUM_TILE
+    at = first + jnp.arange(_SUM_TILE, dtype=jnp.int32)
+    inside = at < out_ref.shape[0]
+    refs = [parts_ref.at[jnp.int32(split), at] for split in range(parts_ref.shape[0])]
+    refs += [ref.at[at] for ref in residual_refs]
+    out = sum(pltriton.load(ref, mask=inside, other=0.0).astype(jnp.float32) for ref in refs)
+    pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside)
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -51,6 +51,16 @@ def test_either_operand_may_come_first(config):
     assert testing.compare_results(jax.jit(run)(*args), exact, exact) is None
 
 
+@pytest.mark.parametrize("num_rows", [100, 128])
+def test_the_columns_may_be_split_and_the_rows_be_more(num_rows):
+    case = cases.Case("split", num_rows, 72, 192, residual=True)
+    args, static = cases.make_inputs(case)
+    config = triton.Config(64, 32, 4, 2, True, splits=4)  # 64 columns each, which leaves the last none
+    run = functools.partial(triton.few_row_gemm, **static, interpret=True, config=config)
+    exact = testing.array(oracle(*args, **static), "float32")
+    assert testing.compare_results(jax.jit(run)(*args), exact, exact) is None
+
+
 def test_stages_shrink_to_what_shared_memory_holds():
     # 64 rows of x and 64 of the weight, 128 columns of 2 bytes: 32 KiB a step, of 227 KiB.
     assert triton.choose(16, 4096, 4096, swiglu=False, bits=16).num_stages == 8
