@@ -148,7 +148,7 @@ class DataConfig:
     topics: str | None = option(
         None, "words for the target's own prompts, one a line, or WordNet's index.noun"
     )
-    num_prompts: int = option(4096, "conversations to make at most")
+    num_prompts: int = option(4096, "prompts to answer at most")
     num_held_out: int = option(256, "of them kept to measure on, about other topics")
     max_prompt_tokens: int = option(160, "longer user turns are left out")
     max_tokens: int = option(512, "of an answer")
@@ -156,10 +156,10 @@ class DataConfig:
     temperature: float = option(0.8, "of the sampled ones")
     followup_share: float = option(0.15, "of the conversations that get a second turn")
     max_num_seqs: int | None = option(
-        None, "answers written at once; unset: 32 on a CPU, 768 on a GPU"
+        None, "answers written at once; unset: 32 on a CPU, 1024 on a GPU, fewer where memory ends"
     )
-    part_size: int = option(8192, "conversations written to disk at once")
-    max_minutes: float | None = option(None, "no part is begun after so much wall time")
+    part_size: int = option(8192, "prompts whose conversations are written to disk at once")
+    max_minutes: float | None = option(None, "no conversation is begun after so much wall time")
     dtype: str = option("auto", "of the target: auto, float32, bfloat16 or float16")
     kernels: str = option("auto", "auto, xla or triton: implementation of every kernel op")
     seed: int = option(0, "of topics, turns and answers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from jaxspec.bench.prompts import PROMPTS
 from jaxspec.config import EngineConfig
 from jaxspec.engine.assemble import assemble, open_model
+from jaxspec.training.bulk import build_bulk
 from jaxspec.training.config import DataConfig, TrainingError
 from jaxspec.training.conversations import (
     HELD_OUT,
@@ -26,10 +28,8 @@ from jaxspec.training.conversations import (
     write_whole,
 )
 from jaxspec.training.filters import SharedText, text_key
-from jaxspec.training.generate import (
-    build_bulk_engine,
-)
-from jaxspec.training.maker import Counts, Maker, answer, draw_prompts
+from jaxspec.training.maker import Counts, Maker, Part, make_parts
+from jaxspec.training.plan import free_memory
 from jaxspec.training.prompts import (
     chat_frame,
     read_prompts,
@@ -37,8 +37,8 @@ from jaxspec.training.prompts import (
 )
 from jaxspec.weights.files import Progress, no_progress
 
-_SEQS = {"gpu": 768}  # answers at once; enough that a step reads more KV than weights
-_DECODE_STEPS = {"gpu": 16}  # in one dispatch, else the host is what is waited for
+_SEQS = {"gpu": 1024}  # answers at once; enough that a step reads more KV than weights
+_DECODE_STEPS = {"gpu": 8}  # in one dispatch: a text that ends leaves its slot empty until then
 _FRAME_TOKENS = 96  # that a chat template may add
 
 
@@ -57,23 +57,24 @@ def make_data(
     given = _given_prompts(config)
     topics = read_topics(None if config.topics is None else Path(config.topics))
     maker = _open(config, folder, given, topics, cache_dir, on_progress)
+    writer = _Writer(maker, folder)
     if config.num_held_out and not parts(folder, HELD_OUT):
-        _make_part(maker, folder, HELD_OUT, 0, config.num_held_out)
-    kept_apart = read_texts(folder, HELD_OUT) + [prompt.text for prompt in PROMPTS]
+        for part in make_parts(maker, HELD_OUT, config.num_held_out):
+            writer.write(HELD_OUT, part)
+    writer.wait()
+    held_out = read_texts(folder, HELD_OUT)
+    kept_apart = held_out + [prompt.text for prompt in PROMPTS]
+    maker.seen.update(text_key(text) for text in held_out)
     maker.shared = SharedText(
         (text, maker.tokenizer.encode(text, add_special_tokens=False)) for text in kept_apart
     )
-    number = len(parts(folder, TRAIN))
-    left = config.num_prompts - config.num_held_out - maker.counts.conversations
-    while left > 0:
-        minutes = (time.monotonic() - started) / 60
-        if config.max_minutes is not None and minutes >= config.max_minutes:
-            break
-        made = _make_part(maker, folder, TRAIN, number, min(config.part_size, left))
-        if not made:
-            break
-        left -= made
-        number += 1
+    left = config.num_prompts - config.num_held_out - len(read_texts(folder, TRAIN))
+    until = float("inf") if config.max_minutes is None else started + 60 * config.max_minutes
+    if left > 0 and time.monotonic() < until:
+        number = len(parts(folder, TRAIN))
+        for part in make_parts(maker, TRAIN, left, number=number, until=until):
+            writer.write(TRAIN, part)
+    writer.wait()
     if not maker.counts.conversations:
         raise TrainingError(f"no conversation came out of {config.num_prompts} prompts; give more")
     return maker.counts
@@ -123,9 +124,8 @@ def _open(
             drafter="none",
             dtype=config.dtype,
             kernels=config.kernels,
-            max_num_seqs=config.max_num_seqs or _SEQS.get(jax.default_backend(), 32),
+            max_num_seqs=1,  # of the engine, whose parts are used at another size
             max_num_batched_tokens=8192,
-            decode_steps=_DECODE_STEPS.get(jax.default_backend()),
             max_model_len=min(longest, opened.checkpoint.config.max_position_embeddings),
             seed=config.seed,
         ),
@@ -133,10 +133,16 @@ def _open(
         on_progress=progress,
         opened=opened,
     )
-    tokenizer = assembled.tokenizer
+    tokenizer, platform = assembled.tokenizer, jax.default_backend()
+    bulk = build_bulk(
+        assembled,
+        num_slots=config.max_num_seqs or _SEQS.get(platform, 32),
+        decode_steps=_DECODE_STEPS.get(platform, 1),
+        free_bytes=free_memory(platform),
+    )
     return Maker(
         config,
-        build_bulk_engine(assembled),
+        bulk,
         assembled.model_config,
         tokenizer,
         chat_frame(tokenizer),
@@ -148,24 +154,52 @@ def _open(
     )
 
 
-def _make_part(maker: Maker, folder: Path, kind: str, number: int, count: int) -> int:
-    """Makes and writes one part; returns how many conversations it holds."""
-    started = time.monotonic()
-    prompts = draw_prompts(maker, kind, number, count)
-    if not prompts:
-        return 0
-    conversations, texts = answer(maker, kind, number, prompts)
-    if kind == TRAIN:
-        counts = maker.counts
-        counts.conversations += len(conversations)
-        counts.tokens += sum(len(c.token_ids) for c in conversations)
-        counts.answer_tokens += sum(int(c.supervised.sum()) for c in conversations)
-    maker.counts.seconds = round(maker.counts.seconds + time.monotonic() - started, 1)
-    # The part last: it is what a later run counts by.
-    _write_texts(folder, kind, number, texts)
-    save_meta(folder, _meta(maker))
-    save_part(folder, kind, number, conversations)
-    return len(texts)
+class _Writer:
+    """Writes parts beside the target's work: to pack one takes half a second."""
+
+    def __init__(self, maker: Maker, folder: Path):
+        self._maker, self._folder = maker, folder
+        self._numbers = {kind: len(parts(folder, kind)) for kind in (TRAIN, HELD_OUT)}
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Future[None] | None = None
+        self._begun = time.monotonic()
+
+    def write(self, kind: str, part: Part) -> None:
+        """Counts a part and begins to write it, once the one before is written.
+
+        Raises:
+            TrainingError: that one could not be written.
+        """
+        self.wait()
+        maker, number, now = self._maker, self._numbers[kind], time.monotonic()
+        self._numbers[kind] += 1
+        counts, seconds = maker.counts, now - self._begun
+        counts.seconds, self._begun = round(counts.seconds + seconds, 1), now
+        if kind == TRAIN:
+            num_tokens = sum(len(c.token_ids) for c in part.conversations)
+            counts.conversations += len(part.conversations)
+            counts.tokens += num_tokens
+            counts.answer_tokens += sum(int(c.supervised.sum()) for c in part.conversations)
+            maker.pace = f", part {number} at {num_tokens / seconds:.0f} tokens/s"
+        meta = _meta(maker)
+
+        def save() -> None:
+            # The part last: it is what a later run counts by.
+            _write_texts(self._folder, kind, number, part.prompts)
+            save_meta(self._folder, meta)
+            save_part(self._folder, kind, number, part.conversations)
+
+        self._pending = self._thread.submit(save)
+
+    def wait(self) -> None:
+        """Until what was begun is written.
+
+        Raises:
+            TrainingError: it could not be.
+        """
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
 
 
 def _meta(maker: Maker) -> dict[str, Any]:

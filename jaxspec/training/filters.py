@@ -61,8 +61,10 @@ class SharedText:
 
     def holds(self, text: str, token_ids: Sequence[int]) -> bool:
         """Whether a text is in the set, or shares 13 tokens in a row with it."""
-        if text_key(text) in self._keys:
-            return True
+        return text_key(text) in self._keys or self.holds_run(token_ids)
+
+    def holds_run(self, token_ids: Sequence[int]) -> bool:
+        """Whether tokens share 13 in a row with a text of the set."""
         hashes = ngram_hashes(token_ids, SHARED_NGRAM)
         nearest = self._hashes.searchsorted(hashes).clip(max=max(len(self._hashes) - 1, 0))
         return bool(len(self._hashes)) and bool((self._hashes[nearest] == hashes).any())

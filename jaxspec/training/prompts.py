@@ -5,6 +5,7 @@ Host only.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -42,6 +43,29 @@ WHOLE = (
     "Write a short email to a colleague about {topic}.",
     "What questions should I ask an expert on {topic}?",
     "Give me a step-by-step guide to {topic}.",
+    "Give me some tips for {topic}.",
+    "Who uses {topic}, and for what?",
+    "What should a beginner know about {topic}?",
+    "Summarize what is known about {topic}.",
+    "Make a list of ten things about {topic}.",
+    "Write a letter of complaint about {topic}.",
+    "Write a speech about {topic}.",
+    "Write a news report about {topic}.",
+    "Write a product description of {topic}.",
+    "Write a blog post about {topic} for beginners.",
+    "Write a haiku about {topic}.",
+    "Write a quiz of five questions about {topic}, with answers.",
+    "Write a Python function about {topic} with a docstring and a test.",
+    "Write a SQL table for {topic} and three queries on it.",
+    "Write an HTML page about {topic}.",
+    "What is the difference between {topic} and {other}?",
+    "Compare {topic} and {other}.",
+    "How does {topic} affect {other}?",
+    "What is the role of {topic} in {other}?",
+    "Write a story in which {topic} meets {other}.",
+    "Explain {topic} to someone who knows {other}.",
+    "Which is more important, {topic} or {other}?",
+    "Plan a lesson about {topic} and {other}.",
 )
 # Beginnings that the target completes.
 OPEN = (
@@ -98,6 +122,46 @@ OPEN = (
     "Given",
     "In the context of {topic},",
     "Regarding {topic},",
+    "What is the best way to",
+    "What is the difference between",
+    "What is the difference between {topic} and",
+    "Can you recommend",
+    "Can you give me an example of",
+    "Can you tell me about {topic} and",
+    "Do you know",
+    "Should I",
+    "How many",
+    "How would you explain {topic}",
+    "I have a question about {topic}:",
+    "I am writing about {topic}.",
+    "As a teacher,",
+    "You are",
+    "Please",
+    "Hello,",
+    "Generate",
+    "Design a",
+    "Develop a",
+    "Provide",
+    "Identify",
+    "Convert",
+    "Classify",
+    "Find",
+    "Write a Python script that",
+    "Write a function that takes a list",
+    "Write a class",
+    "Write a short paragraph about {topic} and",
+    "Write a dialogue between",
+    "Write a review of",
+    "Write a summary of {topic}",
+    "Complete the following Python function:\n\n```python\nfrom typing import List\n\n\ndef ",
+    "Complete this code:\n\n```python\nimport ",
+    "Explain this code:\n\n```python\n",
+    "Correct the grammar of this sentence:",
+    "Rewrite the following text:",
+    "Make this email more polite:",
+    "Answer the following question:",
+    "A train",
+    "If",
 )
 # Tasks on a text at hand, which users bring along as often as not.
 TASKS = (
@@ -253,22 +317,29 @@ def is_held_out_topic(topic: str) -> bool:
     return int.from_bytes(digest[:4], "big") % _HELD_OUT_TOPICS == 0
 
 
-def draw_openings(
-    topics: list[str], count: int, rng: np.random.Generator, *, held_out: bool
-) -> list[Opening]:
-    """Draws beginnings of user turns about training topics, or about held-out ones.
-
-    Held-out turns are always about a topic, since otherwise nothing keeps the two sets apart.
+@functools.lru_cache(maxsize=2)
+def topics_of_side(topics: tuple[str, ...], *, held_out: bool) -> tuple[str, ...]:
+    """The topics of training prompts, or of held-out ones.
 
     Raises:
         TrainingError: there is no topic on that side.
     """
-    side = [topic for topic in topics if is_held_out_topic(topic) == held_out]
+    side = tuple(topic for topic in topics if is_held_out_topic(topic) == held_out)
     if not side:
         raise TrainingError(
             f"none of {len(topics)} topics is kept for {'held-out' if held_out else 'training'} "
             "prompts; give more topics"
         )
+    return side
+
+
+def draw_openings(
+    topics: Sequence[str], count: int, rng: np.random.Generator, *, held_out: bool
+) -> list[Opening]:
+    """Draws beginnings of user turns about the topics of one side.
+
+    Held-out turns are always about a topic, since otherwise nothing keeps the two sets apart.
+    """
     open_ = [text for text in OPEN if not held_out or "{topic}" in text]
     shares = np.array(_SHARES)
     if held_out:
@@ -276,8 +347,8 @@ def draw_openings(
     kinds = rng.choice(3, count, p=shares / shares.sum())
     openings = []
     for kind in kinds:
-        topic = side[rng.integers(len(side))]
+        topic, other = (topics[at] for at in rng.integers(len(topics), size=2))
         choices = (WHOLE, open_, ("",))[kind]
-        text = choices[rng.integers(len(choices))].format(topic=topic)
+        text = choices[rng.integers(len(choices))].format(topic=topic, other=other)
         openings.append(Opening(text[:1].upper() + text[1:], whole=bool(kind == 0)))
     return openings

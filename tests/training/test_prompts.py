@@ -13,6 +13,7 @@ from jaxspec.training.prompts import (
     is_held_out_topic,
     read_prompts,
     read_topics,
+    topics_of_side,
 )
 from tests.tiny_model import write_tiny_model
 
@@ -85,18 +86,20 @@ def test_held_out_openings_are_about_topics_of_their_own():
     held_out = {topic for topic in TOPICS if is_held_out_topic(topic)}
     assert 0 < len(held_out) < 10
     rng = np.random.default_rng(0)
-    openings = draw_openings(TOPICS, 200, rng, held_out=True)
+    openings = draw_openings(topics_of_side(tuple(TOPICS), held_out=True), 200, rng, held_out=True)
     assert all(any(topic in o.text.lower() for topic in held_out) for o in openings)
-    training = draw_openings(TOPICS, 200, rng, held_out=False)
+    training = draw_openings(
+        topics_of_side(tuple(TOPICS), held_out=False), 200, rng, held_out=False
+    )
     assert not any(topic in o.text.lower() for o in training for topic in held_out)
     assert {o.text for o in training if not o.whole and not o.text} == {""}
     assert any(o.whole for o in training)
 
 
 def test_a_side_without_topics_is_refused():
-    side = [topic for topic in TOPICS if not is_held_out_topic(topic)]
+    side = tuple(topic for topic in TOPICS if not is_held_out_topic(topic))
     with pytest.raises(TrainingError, match=r"none of .* topics is kept for held-out"):
-        draw_openings(side, 3, np.random.default_rng(0), held_out=True)
+        topics_of_side(side, held_out=True)
 
 
 def test_the_chat_frame_is_what_stands_around_a_turn(tmp_path):
