@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import kv_write, measure, roofline
-from kernels_pallas.few_row_gemm import reference, triton
+from kernels_pallas.few_row_gemm import mosaic_gpu, reference, triton
 from kernels_pallas.few_row_gemm.triton import Config
 from kernels_pallas.kv_write import cases as kv_write_cases
 from kernels_pallas.kv_write import triton as kv_write_triton
@@ -97,6 +97,26 @@ MANY_ROWS = {
         (128, 64, 8, 3, True, 8),
     ),
 }
+# tile_n, tile_k, num_stages, cluster, splits.
+MOSAIC = {
+    "qkv": (
+        (96, 64, 6, 1, 2),
+        (96, 64, 6, 2, 2),
+        (64, 64, 7, 1),
+        (64, 64, 7, 2),
+        (128, 64, 5, 2, 2),
+        (192, 64, 4, 1, 4),
+    ),
+    "o": (
+        (32, 64, 8, 1),
+        (32, 64, 8, 2),
+        (64, 64, 7, 1, 2),
+        (64, 64, 7, 2, 2),
+        (128, 64, 5, 1, 4),
+    ),
+    "gate_up": ((96, 64, 5, 1), (96, 64, 5, 2), (96, 128, 2, 2), (64, 64, 6, 2), (128, 64, 4, 2)),
+    "down": ((64, 64, 7, 1, 2), (64, 64, 7, 2, 2), (128, 64, 5, 1, 4), (128, 64, 5, 2, 4)),
+}
 KV_WRITE = ((16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2), (64, 4))
 
 
@@ -151,6 +171,11 @@ def product_jobs(name: str, num_rows: int, weights: tuple[jax.Array, ...]) -> It
             triton.few_row_gemm, early_launch=True, interpret=False, config=config
         )
         yield job(_words(config), run)
+    if num_rows == mosaic_gpu.NUM_ROWS:
+        for each in MOSAIC[name]:
+            wide = mosaic_gpu.Config(*each)
+            run = functools.partial(mosaic_gpu.few_row_gemm, config=wide)
+            yield job(f"mosaic {', '.join(f'{k} {v}' for k, v in wide._asdict().items())}", run)
 
 
 def _words(config: Config) -> str:
@@ -189,8 +214,10 @@ def random_weights(product: Product) -> tuple[jax.Array, ...]:
     rows = product.outputs * (2 if product.swiglu else 1)
     keys = jax.random.split(jax.random.key(0), roofline.cold_sets(product.weight_bytes))
     make = jax.jit(
-        lambda key: jax.random.normal(key, (rows, product.width), jnp.bfloat16)
-        * jnp.bfloat16(product.width**-0.5)
+        lambda key: (
+            jax.random.normal(key, (rows, product.width), jnp.bfloat16)
+            * jnp.bfloat16(product.width**-0.5)
+        )
     )
     return tuple(make(key) for key in keys)
 

@@ -84,7 +84,6 @@ def few_row_gemm(
     assert not (split and swiglu), "the halves of a split product are not whole"
     shape = jax.ShapeDtypeStruct((num_rows, outputs), x.dtype)
     parts = jax.ShapeDtypeStruct((config.splits, num_rows, outputs), jnp.float32)
-    residuals = () if residual is None else (residual,)
     result = pl.pallas_call(
         functools.partial(_kernel, swiglu=swiglu, config=config, early_launch=early_launch),
         name="few_row_gemm",
@@ -94,19 +93,31 @@ def few_row_gemm(
             num_warps=config.num_warps, num_stages=config.num_stages
         ),
         interpret=interpret,
-    )(x, weight, () if split else residuals)
+    )(x, weight, () if residual is None or split else (residual,))
     if not split:
         return result
+    return add_up(result, residual, x.dtype, early_launch=early_launch, interpret=interpret)
+
+
+def add_up(
+    parts: jax.Array,
+    residual: jax.Array | None,
+    dtype: jnp.dtype,
+    *,
+    early_launch: bool,
+    interpret: bool,
+) -> jax.Array:
+    """Sums f32[splits, M, out] and the residual. Grid: (tiles of the result,)."""
+    _, *shape = parts.shape
+    size = shape[0] * shape[1]
     return pl.pallas_call(
         functools.partial(_add_up, early_launch=early_launch),
         name="few_row_gemm_sum",
-        grid=(-(-num_rows * outputs // _SUM_TILE),),
-        out_shape=jax.ShapeDtypeStruct((num_rows * outputs,), x.dtype),
+        grid=(-(-size // _SUM_TILE),),
+        out_shape=jax.ShapeDtypeStruct((size,), dtype),
         compiler_params=pltriton.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
-    )(result.reshape(config.splits, -1), tuple(each.reshape(-1) for each in residuals)).reshape(
-        num_rows, outputs
-    )
+    )(parts.reshape(-1, size), () if residual is None else (residual.reshape(size),)).reshape(shape)
 
 
 def _kernel(
@@ -170,7 +181,6 @@ def _add_up(
     *,
     early_launch,
 ):
-    """Grid: (tiles of the result,)."""
     first = program_id(0, early_launch) * _SUM_TILE
     at = first + jnp.arange(_SUM_TILE, dtype=jnp.int32)
     inside = at < out_ref.shape[0]

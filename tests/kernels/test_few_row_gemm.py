@@ -55,7 +55,8 @@ def test_either_operand_may_come_first(config):
 def test_the_columns_may_be_split_and_the_rows_be_more(num_rows):
     case = cases.Case("split", num_rows, 72, 192, residual=True)
     args, static = cases.make_inputs(case)
-    config = triton.Config(64, 32, 4, 2, True, splits=4)  # 64 columns each, which leaves the last none
+    # 64 columns each, which leaves the last none.
+    config = triton.Config(64, 32, 4, 2, True, splits=4)
     run = functools.partial(triton.few_row_gemm, **static, interpret=True, config=config)
     exact = testing.array(oracle(*args, **static), "float32")
     assert testing.compare_results(jax.jit(run)(*args), exact, exact) is None

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from kernels_pallas import testing
-from kernels_pallas.few_row_gemm import sweep, triton
+from kernels_pallas.few_row_gemm import cases, mosaic_gpu, reference, sweep, triton
 
 TINY = sweep.Product(64, 96)
 
@@ -80,3 +80,38 @@ def test_every_launch_lowers_for_cuda(num_rows):
             assert text.count("custom_call") == launches, (name, config)
 
 
+@pytest.mark.nightly
+def test_every_launch_through_mosaic_lowers_for_cuda():
+    lacks_mosaic()
+    for name, product in sweep.PRODUCTS.items():
+        rows = product.outputs * (2 if product.swiglu else 1)
+        shapes = ((128, product.width), (rows, product.width), (128, product.outputs))
+        args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+        for each in sweep.MOSAIC[name]:
+            config = mosaic_gpu.Config(*each)
+            run = functools.partial(mosaic_gpu.few_row_gemm, swiglu=product.swiglu, config=config)
+            launches = 1 if config.splits == 1 else 2
+            assert testing.lower_for_cuda(run, *args).count("custom_call") == launches
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("config", "swiglu"),
+    [((64, 64, 3, 2), True), ((96, 64, 2, 1), True), ((64, 64, 4, 2, 2), False)],
+)
+def test_what_mosaic_computes_is_right(config, swiglu):
+    lacks_mosaic()
+    case = cases.Case(
+        "128 rows", 128, 192 if config[0] == 96 else 256, 512, True, swiglu, "bfloat16"
+    )
+    args, static = cases.make_inputs(case)
+    run = functools.partial(reference.few_row_gemm, **static)
+    actual = mosaic_gpu.few_row_gemm(
+        *args, **static, config=mosaic_gpu.Config(*config), interpret=True
+    )
+    assert testing.compare_results(actual, run(*args), run(*testing.widen(args))) is None
+
+
+def lacks_mosaic():
+    if jax.__version_info__ < (0, 11):
+        pytest.skip("lacks a jax that interprets Mosaic kernels: 0.11 or later")
