@@ -52,6 +52,12 @@ class TrainConfig:
     warmup: float = option(0.04, "share of the steps in which the learning rate rises")
     weight_decay: float = option(0.0, "of the matrices")
     clip: float = option(1.0, "largest norm of a gradient")
+    ema: float = option(
+        0.0, "decay of a running mean of the weights, which is what is written; 0: the weights"
+    )
+    init_from: str | None = option(
+        None, "checkpoint folder of a drafter of this shape to start from; unset: fresh weights"
+    )
     max_steps: int | None = option(None, "optimiser steps")
     max_minutes: float | None = option(
         None, "wall time, compiling included; the schedule is fitted to it"
@@ -88,6 +94,8 @@ class TrainConfig:
         for name in ("warmup", "soft_labels"):
             if not 0 <= getattr(self, name) <= 1:
                 raise TrainingError(f"{name} is {getattr(self, name)}; it must be from 0 to 1")
+        if not 0 <= self.ema < 1:
+            raise TrainingError(f"ema is {self.ema}; it must be at least 0 and below 1")
         if not 0 <= self.weight_decay < float("inf"):
             raise TrainingError(f"weight_decay is {self.weight_decay}; it must be at least 0")
         for name, choices in _CHOICES.items():
@@ -101,7 +109,8 @@ class TrainConfig:
 class Eagle3TrainConfig(TrainConfig):
     """Settings of `jaxspec train eagle3`; None means "decide".
 
-    `num_layers` and `mask_token_id` mean nothing here: the drafter has one layer and no masks.
+    `num_layers` and `mask_token_id` mean nothing here: the drafter has one layer and no masks. It
+    always starts from fresh weights.
     """
 
     block_size: int = option(8, "tokens of a chain: the bonus token and the drafts unrolled")
@@ -123,7 +132,7 @@ class Eagle3TrainConfig(TrainConfig):
             at_least("draft_vocab_size", self.draft_vocab_size, 1)
 
 
-NOT_OF_EAGLE3 = ("num_layers", "mask_token_id")
+NOT_OF_EAGLE3 = ("num_layers", "mask_token_id", "init_from")
 
 
 def resume_command(config: TrainConfig) -> str:

@@ -25,7 +25,6 @@ from jaxspec.training.step import (
     Frozen,
     TrainState,
     build_train_step,
-    served_params,
 )
 from jaxspec.training.walk import build_walk
 
@@ -93,7 +92,7 @@ def run_steps(
 
     def keep_if_better() -> None:
         nonlocal best
-        served, metrics = served_params(state.params, state.feature_scale), None
+        served, metrics = state.served, None
         if measure is not None:
             metrics = measure(served)
             record("held-out", metrics)

@@ -18,6 +18,13 @@ from jaxspec.training.rows import Conversation
 _DRAFT_VOCAB = 16000  # of SpecForge's smallest heads; a larger one costs a product more a draft
 _MASK_TOKENS = ("<|MASK|>", "<|mask|>", "<mask>", "[MASK]")
 Choice = tuple[str, str, str]  # (what, value, reason)
+# By option, what of a drafter its weights are made for.
+_SHAPE: dict[str, Callable[[DFlashConfig], object]] = {
+    "num_layers": lambda drafter: drafter.num_layers,
+    "num_features": lambda drafter: len(drafter.target_layer_ids),
+    "feature layers": lambda drafter: drafter.target_layer_ids,
+    "mask_token_id": lambda drafter: drafter.mask_token_id,
+}
 
 
 def default_feature_layers(num_layers: int, num_features: int) -> tuple[int, ...]:
@@ -96,6 +103,17 @@ def drafter_config(config: TrainConfig, target: ModelConfig, mask_token_id: int)
         mask_token_id=mask_token_id,
         target_layer_ids=default_feature_layers(target.num_layers, config.num_features),
     )
+
+
+def check_same_shape(name: str, begun: DFlashConfig, drafter: DFlashConfig) -> None:
+    """Raises TrainingError where a drafter cannot go on as another; block sizes may differ."""
+    for option, of in _SHAPE.items():
+        have, need = of(begun), of(drafter)
+        if have != need:
+            raise TrainingError(
+                f"{name} has {option} {have}, and this run {need}; set {option} to the drafter's, "
+                "or start from fresh weights"
+            )
 
 
 def eagle3_config(

@@ -16,6 +16,7 @@ class StepSpec:
 
     num_anchors: A, blocks a row. micro_batches: parts that a step's rows are taken in, one after
     another. attention: of the target, see `build_dense_forward`. chunk: see `block_attention`.
+    ema: decay of the running mean of the weights, 0 for none.
     """
 
     target: ModelConfig
@@ -28,6 +29,7 @@ class StepSpec:
     chunk: int = 1 << 30
     weight_decay: float = 0.0
     clip: float = 1.0
+    ema: float = 0.0
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

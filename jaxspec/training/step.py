@@ -37,13 +37,21 @@ class TrainState:
     """What a step changes: the donated argument.
 
     params: float32 master weights, `fc` of them for features of unit size. opt_state: Adam's.
-    feature_scale: f32[F * E], never changed. step: i32[] steps done.
+    feature_scale: f32[F * E], never changed. step: i32[] steps done. mean: the running mean of
+    `params`, None where there is none.
     """
 
     params: DrafterParams
     opt_state: Any
     feature_scale: jax.Array
     step: jax.Array
+    mean: DrafterParams | None = None
+
+    @property
+    def served(self) -> DrafterParams:
+        """The weights that are measured and written out."""
+        params = self.params if self.mean is None else self.mean
+        return served_params(params, self.feature_scale)
 
 
 def served_params(params: DrafterParams, feature_scale: jax.Array) -> DrafterParams:
@@ -82,7 +90,8 @@ def _decayed(params: DrafterParams) -> DrafterParams:
 def init_train_state(spec: StepSpec, params: DrafterParams, feature_scale: jax.Array) -> TrainState:
     """Step 0."""
     opt_state = build_optimizer(spec).init(params)
-    return TrainState(params, opt_state, feature_scale, jnp.zeros((), jnp.int32))
+    mean = jax.tree.map(jnp.copy, params) if spec.ema else None  # the step donates both
+    return TrainState(params, opt_state, feature_scale, jnp.zeros((), jnp.int32), mean)
 
 
 def measure_feature_scale(spec: StepSpec, target: TargetParams, rows: TokenRows) -> jax.Array:
@@ -148,7 +157,14 @@ def build_train_step(spec: StepSpec) -> TrainStep:
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = jax.tree.map(lambda p, u: p - learning_rate * u, state.params, updates)
-        return state.replace(params=params, opt_state=opt_state, step=state.step + 1), sums
+        mean = state.mean
+        if mean is not None:
+            # A mean of few steps would be one of the first weights, which know nothing.
+            done = state.step.astype(jnp.float32)
+            decay = jnp.minimum(spec.ema, (1.0 + done) / (10.0 + done))
+            mean = jax.tree.map(lambda m, p: decay * m + (1.0 - decay) * p, mean, params)
+        after = state.replace(params=params, opt_state=opt_state, step=state.step + 1, mean=mean)
+        return after, sums
 
     return jax.jit(train_step, donate_argnames="state")
 

@@ -47,6 +47,7 @@ from jaxspec.training.step import (
     DrafterParams,
     init_train_state,
     measure_feature_scale,
+    served_params,
 )
 from jaxspec.weights.files import Progress, no_progress
 from jaxspec.weights.load import load_target
@@ -63,6 +64,7 @@ _FREE = (
     "measure_every",
     "model",
     "attention",
+    "init_from",
 )
 
 
@@ -184,6 +186,7 @@ def plan_run(config: TrainConfig, opened: OpenedModel, data: TrainData) -> Train
         attention=attention,
         weight_decay=config.weight_decay,
         clip=config.clip,
+        ema=config.ema,
     )
     sizes = {"row_len": config.row_len, "batch_rows": config.batch_rows}
     spec = fit_to_memory(
@@ -242,6 +245,8 @@ def _run(
     params = recipe.init(plan.design, weights_key, frozen)
     some = TokenRows.from_host(data.train.take(np.arange(min(_SCALE_ROWS, len(data.train)))))
     scale = measure_feature_scale(plan.spec, target, some)
+    if plan.design.start is not None:
+        params = served_params(params, 1.0 / scale)  # as the step has them
     state = init_train_state(plan.spec, params, scale)
     notes = {"run": identity(config, data), "elapsed_s": 0.0, "best": None}
     notes["total_steps"] = plan.total_steps

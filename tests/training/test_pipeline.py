@@ -179,8 +179,8 @@ def test_a_second_sitting_adds_parts_and_no_prompt_comes_twice(home):
 
 
 def test_a_resumed_run_equals_one_that_was_not_cut(home, monkeypatch):
-    whole = train(train_config(home, "whole"), cache_dir=home)
-    cut = train_config(home, "cut")
+    whole = train(train_config(home, "whole", ema=0.5), cache_dir=home)
+    cut = train_config(home, "cut", ema=0.5)
     with monkeypatch.context() as patch:
         interrupt_at(patch, 4)
         with pytest.raises(KeyboardInterrupt):
@@ -340,3 +340,32 @@ def test_a_damaged_part_is_named(home, tmp_path):
 def test_what_no_data_can_be_made_of_is_refused(home, changes, message):
     with pytest.raises(TrainingError, match=message):
         make_data(data_config(home, **changes), cache_dir=home)
+
+
+def test_a_run_may_start_from_a_drafter(home, trained):
+    """At step 0 it is that drafter, whatever scale its features are trained in now."""
+    begun = train_config(
+        home, "begun", init_from=str(trained.folder), learning_rate=1e-12, max_steps=1, seed=5
+    )
+    result = train(begun, cache_dir=home)
+    target = open_model(EngineConfig(model=str(home / "model")), cache_dir=home).checkpoint.config
+    _, before = load_dflash(trained.folder, target, "float32")
+    _, after = load_dflash(result.folder, target, "float32")
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_allclose(new, old, rtol=0.01, atol=1e-6)
+    assert result.held_out["simulated_accept_length"] == pytest.approx(
+        trained.held_out["simulated_accept_length"], abs=0.05
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_layers": 1}, "has num_layers 2, and this run 1; set num_layers to the drafter's"),
+        ({"mask_token_id": 201}, "has mask_token_id 200, and this run 201"),
+    ],
+)
+def test_a_drafter_of_another_shape_is_not_gone_on_from(home, trained, changes, message):
+    config = train_config(home, "other", init_from=str(trained.folder), **changes)
+    with pytest.raises(TrainingError, match=message):
+        train(config, cache_dir=home)

@@ -97,3 +97,21 @@ def test_micro_batches_sum_to_one_batch():
     got, expected = parts.opt_state[1].mu, whole.opt_state[1].mu
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+
+
+def test_the_running_mean_follows_the_weights_and_is_what_is_served():
+    """Its decay grows from 1/10, so that a young mean is not one of the first weights."""
+    spec = dataclasses.replace(SPEC, ema=0.9)
+    params = drafter_params(SHALLOW)
+    state = init_train_state(spec, params, jnp.copy(scale()))
+    mean = np.asarray(params.norm)
+    for number in range(3):
+        state, _ = step(spec, state)
+        decay = min(0.9, (1 + number) / (10 + number))
+        mean = decay * mean + (1 - decay) * np.asarray(state.params.norm)
+    np.testing.assert_allclose(state.mean.norm, mean, rtol=1e-5)
+    np.testing.assert_array_equal(state.served.norm, state.mean.norm)
+    np.testing.assert_array_equal(state.served.fc, state.mean.fc * scale()[None])
+    plain = start()
+    assert plain.mean is None
+    np.testing.assert_array_equal(plain.served.norm, plain.params.norm)
