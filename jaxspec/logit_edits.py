@@ -12,7 +12,6 @@ from typing import NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxspec.config import MAX_BAD_WORD_LEN, MAX_BAD_WORDS, MAX_LOGIT_BIAS
 
@@ -143,11 +142,14 @@ class Editing(NamedTuple):
 
 
 def edit_logits(logits: jax.Array, positions: jax.Array, editing: Editing) -> jax.Array:
-    """Adds the bias, then repetition, frequency and presence penalties, then forbids tokens.
+    """`restrict`, then `penalise`: all that changes logits, f32[B, N, V]."""
+    return penalise(restrict(logits, positions, editing), editing)
 
-    The order is vLLM's. A repetition penalty divides positive logits and multiplies others, for
-    tokens of prompt or output (CTRL, arXiv 1909.05858); frequency and presence are subtracted,
-    for tokens of the output alone, as the OpenAI API defines them.
+
+def restrict(logits: jax.Array, positions: jax.Array, editing: Editing) -> jax.Array:
+    """Adds the bias, and gives -inf to what a row may not choose.
+
+    It costs little where nobody asks: all but the grammar changes some tokens alone, in place.
 
     logits: f32[B, N, V]. positions: i32[B, N] absolute positions of the tokens to choose.
     Returns f32[B, N, V].
@@ -162,13 +164,6 @@ def edit_logits(logits: jax.Array, positions: jax.Array, editing: Editing) -> ja
         return logits.at[b, n, ids].set(-jnp.inf, mode="drop")
 
     logits = logits.at[b, n, rows.bias_ids[:, None, :]].add(rows.biases[:, None, :], mode="drop")
-    neutral = jnp.asarray([0.0, 0.0, 1.0], jnp.float32)[None, :]
-    logits = lax.cond(
-        jnp.any(rows.penalties != neutral),
-        lambda logits: _penalise(logits, rows, before),
-        lambda logits: logits,
-        logits,
-    )
     early = (positions < rows.min_lens[:, None])[:, :, None]
     logits = forbid(logits, stop_ids[:, None, :], early)
     if before is not None:
@@ -180,6 +175,11 @@ def edit_logits(logits: jax.Array, positions: jax.Array, editing: Editing) -> ja
     return logits
 
 
+def has_penalties(rows: EditRows) -> jax.Array:
+    """bool[] a row of the batch is penalised."""
+    return jnp.any(rows.penalties != jnp.asarray([0.0, 0.0, 1.0], jnp.float32)[None, :])
+
+
 def unpack_bits(words: jax.Array, count: int) -> jax.Array:
     """bool[..., count] of u32[..., ceil(count / 32)], bit j of word j // 32 first."""
     bits = jnp.arange(32, dtype=jnp.uint32)
@@ -188,7 +188,15 @@ def unpack_bits(words: jax.Array, count: int) -> jax.Array:
     return spread.reshape(*words.shape[:-1], -1)[..., :count] != 0
 
 
-def _penalise(logits: jax.Array, rows: EditRows, before: Preceding | None) -> jax.Array:
+def penalise(logits: jax.Array, editing: Editing) -> jax.Array:
+    """Applies repetition, frequency and presence penalties to restricted logits, f32[B, N, V].
+
+    The order is vLLM's: behind the bias. A repetition penalty divides positive logits and
+    multiplies others, for tokens of prompt or output (CTRL, arXiv 1909.05858); frequency and
+    presence are subtracted, for tokens of the output alone, as the OpenAI API defines them. What is
+    forbidden stays so: each of them leaves -inf as it is.
+    """
+    rows, before = editing.rows, editing.before
     penalties = rows.penalties[:, :, None, None]
     everywhere = _penalised(logits, rows.counts[:, None, :], penalties)
     if before is None:

@@ -134,6 +134,20 @@ def test_greedy_takes_the_first_highest(x64):
     assert tokens.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("vocab_size", [1024, 1000], ids=["chunks", "one piece"])
+def test_greedy_takes_the_first_highest_of_many(vocab_size, x64):
+    """Ties lie in one chunk, in several, and everywhere; a CPU looks through chunks of 128."""
+    logits = np.random.default_rng(0).integers(0, 9, (6, 2, vocab_size)).astype(np.float32)
+    logits[0, 0, [127, 128, 900]] = 20.0
+    logits[1, 0, [3, 999]] = 20.0
+    logits[2, 0] = -np.inf
+    logits[3, 0] = 1.5
+    logits[4, 0, -1] = 20.0
+    tokens = jax.jit(greedy_tokens)(jnp.asarray(logits))
+    chex.assert_type(tokens, token_dtype())
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+
+
 def test_greedy_rows_beside_sampled_ones_equal_argmax():
     """F15: temperatures 0, 0.7, 0; masked logits in a greedy row give no NaN."""
     logits = np.array(logits_of(3, 4))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,8 +15,11 @@ from jaxspec.logit_edits import (
     Editing,
     Preceding,
     edit_logits,
+    has_penalties,
+    penalise,
     preceding_in_chain,
     preceding_in_tree,
+    restrict,
 )
 from jaxspec.mode import Mode
 from jaxspec.rejection import rejection_choice
@@ -30,42 +36,68 @@ def choose_tokens(
 ) -> tuple[jax.Array, jax.Array]:
     """The target's choice of each position, and where it had one to make.
 
-    Arguments as of `token_scores`.
+    Arguments as of `choice_of`.
     Returns (token_dtype[B, N], bool[B, N]): False where the logits were not finite, or no token
     was allowed.
     """
-    finite = jnp.isfinite(logits.max(-1))
-    scores = token_scores(logits, positions, sampling, editing, mode=mode)
     if mode.edits:
-        finite &= scores.max(-1) > -jnp.inf
-    return greedy_tokens(scores), finite
+        logits = restrict(logits, positions, editing)
+        tokens = _penalised_choice(greedy_tokens, logits, positions, sampling, editing)
+    else:
+        tokens = choice_of(greedy_tokens, logits, positions, sampling, mode=mode)
+    return tokens, jnp.isfinite(logits.max(-1))
 
 
-def token_scores(
+def choice_of(
+    choose: Callable[[jax.Array], Any],
     logits: jax.Array,
     positions: jax.Array,
     sampling: SamplingRows,
     editing: Editing | None = None,
     *,
     mode: Mode,
-) -> jax.Array:
-    """What the choice of each position is the highest of: f32[B, N, V].
+) -> Any:
+    """`choose` of the scores f32[B, N, V] that each position's token is the highest of.
 
     logits: f32[B, N, V]. positions: i32[B, N] of the tokens to choose. sampling: leaves [B, ...].
     editing: None in modes without. mode: static; a batch without sampling rows computes neither
     noise nor filters.
     """
     if mode is Mode.GREEDY:
-        return logits
+        return choose(logits)
     if mode is Mode.SAMPLED:
-        return sampling_scores(logits, positions, sampling)
-    logits = edit_logits(logits, positions, editing)
-    return lax.cond(
-        jnp.any(sampling.temperature > 0.0),
-        lambda logits: sampling_scores(logits, positions, sampling),
-        lambda logits: logits,
-        logits,
-    )
+        return choose(sampling_scores(logits, positions, sampling))
+    logits = restrict(logits, positions, editing)
+    return _penalised_choice(choose, logits, positions, sampling, editing)
+
+
+def _penalised_choice(
+    choose: Callable[[jax.Array], Any],
+    logits: jax.Array,
+    positions: jax.Array,
+    sampling: SamplingRows,
+    editing: Editing,
+) -> Any:
+    """`choose` of restricted logits, inside the branches.
+
+    What leaves a branch is copied, so the scores of a vocabulary do not. Where nobody has penalties
+    or samples, the branch hands on what was chosen outside: XLA's reductions on CPUs are slower in
+    branches.
+    """
+
+    def unchanged(logits: jax.Array) -> Any:
+        return plain
+
+    def penalised(logits: jax.Array) -> Any:
+        return choose(penalise(logits, editing))
+
+    def sampled(logits: jax.Array) -> Any:
+        return choose(sampling_scores(penalise(logits, editing), positions, sampling))
+
+    plain = lax.optimization_barrier(choose(logits))
+    asked = jnp.where(has_penalties(editing.rows), jnp.int32(1), jnp.int32(0))
+    which = jnp.where(jnp.any(sampling.temperature > 0.0), jnp.int32(2), asked)
+    return lax.switch(which, [unchanged, penalised, sampled], logits)
 
 
 def token_log_probs(
@@ -78,7 +110,7 @@ def token_log_probs(
 ) -> jax.Array:
     """What sampled rows draw their tokens with: f32[B, N, V], -inf of what they never choose.
 
-    Arguments as of `token_scores`.
+    Arguments as of `choice_of`.
     """
     if mode.edits:
         logits = edit_logits(logits, positions, editing)

@@ -18,11 +18,11 @@ from jaxspec.cache.kv_pages import to_null_page
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import DraftBlock, DraftContext, Drafter, IngestBatch, ModelParams
 from jaxspec.engine.choose import (
+    choice_of,
     choose_by_rejection,
     choose_tokens,
     preceding,
     token_log_probs,
-    token_scores,
 )
 from jaxspec.engine.state import DecodeBatch, EngineState, Limits
 from jaxspec.engine.tree_step import lay_out, straighten
@@ -137,10 +137,10 @@ def build_fine_stages(
         choose = (limits.sampling, editing_of(state, batch.rows, limits, mode))
 
         def scores(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return token_scores(logits, positions, *choose, mode=mode)
+            return choice_of(lambda scores: scores, logits, positions, *choose, mode=mode)
 
         def sample(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return greedy_tokens(scores(logits, positions))
+            return choice_of(greedy_tokens, logits, positions, *choose, mode=mode)
 
         def log_probs(logits: jax.Array, positions: jax.Array) -> jax.Array:
             return token_log_probs(logits, positions, *choose, mode=mode)
