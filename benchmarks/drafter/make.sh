@@ -6,10 +6,12 @@ set -euo pipefail
 folder=${1:?"usage: make.sh FOLDER"}
 more=()
 [ -n "${INIT:-}" ] && more+=(--init-from "$INIT")
-[ -d "$folder/smollm2-135m-dflash/checkpoints" ] && more+=(--resume)
-
-jaxspec train data --output "$folder/data" --topics "$folder/index.noun" \
-  --num-prompts "${PROMPTS:-2000000}" --max-minutes "${DATA_MINUTES:-5.5}" --sampled-share 0.25
+if [ -d "$folder/smollm2-135m-dflash/checkpoints" ]; then
+  more+=(--resume)
+else
+  jaxspec train data --output "$folder/data" --topics "$folder/index.noun" \
+    --num-prompts "${PROMPTS:-2000000}" --max-minutes "${DATA_MINUTES:-5.5}" --sampled-share 0.25
+fi
 jaxspec train --data "$folder/data" --output "$folder/smollm2-135m-dflash" \
   --num-layers "${LAYERS:-3}" --block-size "${BLOCK:-8}" --loss "${LOSS:-dpace}" \
   --batch-rows 16 --num-anchors 256 --learning-rate 1e-3 --ema 0.998 \
