@@ -15,6 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jaxspec.weights.files import ModelFileError
 
+ROLES = ("assistant", "developer", "function", "system", "tool", "user")
+
 
 class _GenerationTag(Extension):
     """Reads `{% generation %}`, which marks the model's own text for training, as nothing."""
@@ -40,6 +42,7 @@ class ChatTemplate:
             ModelFileError: the source is not valid jinja2.
         """
         self._name = name
+        self._source = source
         # Settings and helpers are those of transformers' apply_chat_template.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
@@ -56,6 +59,11 @@ class ChatTemplate:
                 "replace it or remove it",
             ) from None
 
+    def knows_role(self, role: object) -> bool:
+        """Whether a role is a usual one, or the template names it."""
+        named = (f"'{role}'" in self._source, f'"{role}"' in self._source)
+        return isinstance(role, str) and (role in ROLES or any(named))
+
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """Renders a conversation.
 
@@ -64,8 +72,15 @@ class ChatTemplate:
             variables: everything else that the template may read.
 
         Raises:
-            ValueError: the template refuses the messages, or cannot read them.
+            ValueError: a role that neither the template nor anybody else knows, which most
+                templates would write as it is; or the template refuses the messages.
         """
+        for index, message in enumerate(messages):
+            if not self.knows_role(message.get("role")):
+                raise ValueError(
+                    f"message {index} has the role {message.get('role')!r}; it must be one of "
+                    f"{', '.join(ROLES)}, or one that the chat template of {self._name} names."
+                )
         try:
             return self._template.render(
                 messages=list(messages), **{"tools": None, "documents": None, **variables}

@@ -22,6 +22,7 @@ MAX_BAD_WORDS = 64  # token sequences
 MAX_BAD_WORD_LEN = 8  # tokens of each
 MAX_BLOCK_SIZE = 64
 ACCEPT_RULES = ("keyed", "rejection")
+DRAFT_NOISE = ("keyed", "none")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _MAX_UNROLL = 4  # a body is compiled for each of them
 _CPU_KV_BYTES = 1 << 30  # host memory is shared with everything else; more only when asked for
@@ -72,6 +73,11 @@ class EngineConfig:
     adaptive: bool = _option(
         True, "verify fewer drafts, or none, where measured step times say that it is faster"
     )
+    draft_noise: str = _option(
+        "keyed",
+        "keyed: drafts are sampled with the noise that the model's own choice will have; none: "
+        "drafts are the likeliest tokens at any temperature, and fewer of them are right",
+    )
     draft_window: int | None = _option(None, "committed tokens that the drafter sees at most")
     decode_steps: int | None = _option(None, "decode steps in one dispatch, when nobody waits")
     warm_up: tuple[str, ...] = _option(
@@ -96,6 +102,7 @@ class EngineConfig:
         check_field_types(self, ConfigError)
         _choice("dtype", self.dtype, DTYPES)
         _choice("accept_rule", self.accept_rule, ACCEPT_RULES)
+        _choice("draft_noise", self.draft_noise, DRAFT_NOISE)
         if self.accept_rule == "rejection" and self.tree_nodes is not None:
             raise ConfigError(
                 "accept_rule is 'rejection', which takes drafts one behind the other, but "
@@ -175,6 +182,7 @@ class Geometry:
     dtype: str = "float32"
     kernels: Kernels = Kernels()
     accept_rule: str = "keyed"
+    draft_noise: str = "keyed"
     force_accept: int | None = None
     poison: bool = False
 
@@ -261,6 +269,7 @@ def resolve(
         dtype=dtype,
         kernels=kernels,
         accept_rule=config.accept_rule,
+        draft_noise=config.draft_noise,
         force_accept=config.force_accept,
         poison=config.poison,
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from jaxspec.checks import check_field_types
-from jaxspec.config import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from jaxspec.config import MAX_LOGIT_BIAS, MAX_LOGPROBS, ConfigError, check_names
 from jaxspec.mode import Mode
 
 DEFAULT_MAX_TOKENS = 16
@@ -23,6 +23,53 @@ class RequestError(ValueError):
     """A request that cannot be served as asked: what, the value, the limit and the remedy."""
 
 
+# Fields of vLLM's that have no counterpart: what to do instead.
+_REFUSED = {
+    "allowed_token_ids": "structured_outputs say what an answer may hold",
+    "best_of": "ask for n answers and take the one of the highest cumulative_logprob",
+    "extra_args": "there are no plugins that would read them",
+    "flat_logprobs": "logprobs come as one dict a token",
+    "guided_decoding": "its name is structured_outputs now",
+    "logits_processors": "logit_bias, bad_words, penalties and structured_outputs change logits",
+    "logprob_token_ids": "logprobs tells of the chosen token and the likeliest ones",
+    "output_kind": "LLM.generate gives whole answers, LLM.stream what is new",
+    "output_text_buffer_length": "stop strings are held back by as much as they need",
+    "prompt_logprob_start": "prompt_logprobs tells of the whole prompt",
+    "prompt_logprob_token_ids": "prompt_logprobs tells of the prompt and the likeliest tokens",
+    "repetition_detection": "frequency_penalty wears repetition down",
+    "routed_experts_prompt_start": "no supported model has experts",
+    "skip_clone": "settings never change, so that nobody copies them",
+    "skip_reading_prefix_cache": "enable_prefix_caching of the engine is for all requests",
+    "spaces_between_special_tokens": "tokens are joined as the tokenizer spells them",
+    "stream_interval": "a stream tells of each step as it lands",
+    "thinking_token_budget": "enable_thinking=False of LLM.chat leaves thinking out",
+    "trace_decode_token_ids": "prompt_logprobs scores a text that is known",
+    "truncate_prompt_tokens": "cut the prompt's token ids before they are given",
+    "use_beam_search": "ask for n answers",
+}
+
+
+class _ByName:
+    """Settings that are given by name; one that is not known is an error that helps."""
+
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if args:
+            raise RequestError(
+                f"{cls.__name__} is given {args[0]!r} without a name; write {cls.__name__}"
+                f"({next(iter(cls.__dataclass_fields__))}=...)"
+            )
+        for name in kwargs:
+            if name in _REFUSED:
+                raise RequestError(f"{cls.__name__} has no field {name!r}: {_REFUSED[name]}")
+        try:
+            check_names(f"field of {cls.__name__}", kwargs, list(cls.__dataclass_fields__))
+        except ConfigError as error:
+            raise RequestError(str(error)) from None
+        return super().__new__(cls)
+
+
 class FinishReason(enum.StrEnum):
     """Why a request ended; the values are those of the OpenAI API plus `abort` and `error`."""
 
@@ -33,7 +80,7 @@ class FinishReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOutputsParams:
+class StructuredOutputsParams(_ByName):
     """What the whole answer must be, in vLLM's manner: one of these.
 
     json: a JSON schema, as text or as a mapping. regex: of Rust's regular expressions. choice: one
@@ -73,16 +120,17 @@ class StructuredOutputsParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(_ByName):
     """How to choose and when to stop, in vLLM's manner.
 
     Raises:
         RequestError: a value is out of range, contradicts another, or names a feature that is
             not supported; nothing is ignored.
 
-    max_tokens None: up to the context length. n, logprobs and prompt_logprobs change what comes
-    back, not the text of one answer, and logit_bias is no text, so the command line has none of
-    them.
+    max_tokens None: up to the context length; an answer ends there, too, where the context has no
+    room for max_tokens behind the prompt. detokenize False: token ids alone, without text. n,
+    logprobs, prompt_logprobs and detokenize change what comes back, not the tokens of one answer,
+    and logit_bias is no text, so the command line has none of them.
     """
 
     temperature: float = _option(1.0, "0 takes the likeliest token, higher varies more")
@@ -108,6 +156,7 @@ class SamplingParams:
     n: int = 1  # answers to the prompt
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    detokenize: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -135,6 +184,11 @@ class SamplingParams:
             )
         if any(not text for text in self.stop):
             raise RequestError("stop holds an empty string; each stop string needs a character")
+        if self.stop and not self.detokenize:
+            raise RequestError(
+                f"stop is {self.stop!r}, which is found in text, but detokenize is False; leave "
+                "out the one or the other, or give stop_token_ids"
+            )
         self._check_edits()
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)

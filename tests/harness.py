@@ -226,15 +226,14 @@ def check_logprobs(output: RequestOutput, asked: Request) -> None:
     prompt, tokens = list(asked.prompt_token_ids), tokens_of(output)
     params, completion = asked.params, output.outputs[0]
     of_prompt = output.prompt_logprobs
-    told = [(completion.logprobs, params.logprobs, len(prompt))]
+    told = [(completion.logprobs, params.logprobs, prompt + tokens, len(prompt))]
     if of_prompt is not None:
         assert of_prompt[0] is None
-        told.append((of_prompt[1:], params.prompt_logprobs, 1))
-    for entries, num_top, first in told:
+        told.append((of_prompt[1:], params.prompt_logprobs, prompt, 1))
+    for entries, num_top, text, first in told:
         if num_top is None:
             assert entries is None
             continue
-        text = prompt + tokens if first == len(prompt) else prompt
         wanted = oracle.logprobs(text, first, num_top)
         assert len(entries) == len(wanted)
         for entry, want in zip(entries, wanted, strict=True):

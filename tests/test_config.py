@@ -45,6 +45,7 @@ def test_defaults_on_cpu_are_decided_in_full():
         "dtype": "float32",
         "kernels": dataclasses.asdict(Kernels()),
         "accept_rule": "keyed",
+        "draft_noise": "keyed",
         "force_accept": None,
         "poison": False,
     }
@@ -226,3 +227,5 @@ def test_rejection_takes_no_trees():
         EngineConfig(accept_rule="rejection", tree_nodes=8)
     with pytest.raises(ConfigError, match=r"^accept_rule is 'x'; it must be one of keyed, rej"):
         EngineConfig(accept_rule="x")
+    with pytest.raises(ConfigError, match=r"^draft_noise is 'x'; it must be one of keyed, none$"):
+        EngineConfig(draft_noise="x")

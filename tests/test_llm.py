@@ -2,6 +2,7 @@
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -174,6 +175,18 @@ def test_a_chat_can_be_streamed(llm):
     deltas = list(llm.stream_chat(HELLO, GREEDY, enable_thinking=True))
     assert deltas[-1].output.prompt == whole.prompt
     assert "".join(delta.text for delta in deltas) == text_of(whole)
+
+
+def test_token_ids_come_without_text_where_nobody_wants_it(llm):
+    (whole,) = llm.generate("hello", GREEDY, use_tqdm=False)
+    (bare,) = llm.generate("hello", replace(GREEDY, detokenize=False), use_tqdm=False)
+    assert bare.outputs[0].token_ids == whole.outputs[0].token_ids
+    assert (text_of(bare), bool(text_of(whole))) == ("", True)
+
+
+def test_an_unknown_role_is_refused(llm):
+    with pytest.raises(RequestError, match=r"^message 0 has the role 'usr'; it must be one of"):
+        llm.chat([{"role": "usr", "content": "hello"}])
 
 
 @pytest.mark.parametrize("messages", [[], ["hello"], [[]]], ids=repr)

@@ -1,6 +1,9 @@
 """Sampling parameters in vLLM's manner: what is taken, what is refused, and derived figures."""
 
+import copy
+import pickle
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from jaxspec.request import (
     RequestError,
     RequestMetrics,
     SamplingParams,
+    StructuredOutputsParams,
     sampling_params_fields,
 )
 
@@ -190,9 +194,68 @@ def test_temperature_zero_is_greedy_whatever_the_filters_say():
     assert not SamplingParams().greedy
 
 
-def test_an_unknown_field_is_an_error():
-    with pytest.raises(TypeError, match="max_new_tokens"):
-        SamplingParams(max_new_tokens=3)
+@pytest.mark.parametrize(
+    ("make", "name", "sentence"),
+    [
+        (
+            SamplingParams,
+            "temprature",
+            "unknown field of SamplingParams 'temprature'; did you mean 'temperature'?",
+        ),
+        (
+            SamplingParams,
+            "max_new_tokens",
+            "unknown field of SamplingParams 'max_new_tokens'; did you mean 'max_tokens'?",
+        ),
+        (StructuredOutputsParams, "regexp", "'regexp'; did you mean 'regex'?"),
+        (SamplingParams, "zzz", "'zzz'; known: bad_words, "),
+    ],
+)
+def test_an_unknown_field_is_refused_with_the_nearest(make, name, sentence):
+    with pytest.raises(RequestError, match=re.escape(sentence)):
+        make(**{name: 3})
+
+
+# Fields of vLLM's SamplingParams, September 2026, but for those of its own bookkeeping.
+VLLM = """
+n presence_penalty frequency_penalty repetition_penalty temperature top_p top_k min_p seed stop
+stop_token_ids ignore_eos max_tokens min_tokens logprobs prompt_logprobs prompt_logprob_token_ids
+prompt_logprob_start logprob_token_ids flat_logprobs detokenize skip_special_tokens
+spaces_between_special_tokens include_stop_str_in_output output_kind stream_interval skip_clone
+output_text_buffer_length structured_outputs logit_bias allowed_token_ids extra_args bad_words
+skip_reading_prefix_cache thinking_token_budget repetition_detection routed_experts_prompt_start
+trace_decode_token_ids
+"""
+OLDER_VLLM = "best_of use_beam_search logits_processors truncate_prompt_tokens guided_decoding"
+
+
+def test_each_field_of_vllm_works_or_is_refused_by_name():
+    known = sampling_params_fields()
+    for name in f"{VLLM} {OLDER_VLLM}".split():
+        if name in known:
+            continue
+        sentence = rf"^SamplingParams has no field '{name}': \w.*[^.]$"
+        with pytest.raises(RequestError, match=sentence):
+            SamplingParams(**{name: None})
+    assert set(known) <= set(VLLM.split()), "under vLLM's names"
+
+
+def test_fields_are_given_by_name():
+    message = "SamplingParams is given 0.5 without a name; write SamplingParams(temperature=...)"
+    with pytest.raises(RequestError, match="^" + re.escape(message) + "$"):
+        SamplingParams(0.5)
+
+
+def test_settings_can_be_copied_and_pickled():
+    params = SamplingParams(seed=3, stop="x", structured_outputs=None)
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == params
+    assert replace(params, seed=4).seed == 4
+
+
+def test_stop_strings_need_text():
+    message = "stop is ('x',), which is found in text, but detokenize is False; leave out the one"
+    with pytest.raises(RequestError, match="^" + re.escape(message)):
+        SamplingParams(stop="x", detokenize=False)
 
 
 def test_the_fields_are_listed_with_their_types():

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -295,9 +296,9 @@ def test_templates_find_the_helpers_they_rely_on():
         "{%- endfor %}\n"
         "{{ strftime_now('%Y') | length }} {{ tools is none }}"
     )
-    messages = [{"role": "skip"}, {"role": "a", "content": "é<>&"}]
+    messages = [{"role": "skip"}, {"role": "tool", "content": "é<>&"}]
     rendered = ChatTemplate(source, name="m").render(messages)
-    assert rendered == '{"role": "a", "content": "é<>&"}4 True'
+    assert rendered == '{"role": "tool", "content": "é<>&"}4 True'
 
 
 @pytest.mark.parametrize(
@@ -317,6 +318,23 @@ def test_a_template_that_refuses_is_quoted(source, reason):
         ValueError, match=f"the chat template of m refuses the messages .*({reason})"
     ):
         template.render([{"role": "user"}])
+
+
+@pytest.mark.parametrize("message", [{"role": "usr", "content": ""}, {"content": ""}], ids=str)
+def test_a_role_that_nobody_knows_is_refused(message):
+    """A template would write it as it is, and the model would never have seen it."""
+    template = ChatTemplate(CHATML, name="m")
+    sentence = (
+        f"message 1 has the role {message.get('role')!r}; it must be one of assistant, developer, "
+        "function, system, tool, user, or one that the chat template of m names"
+    )
+    with pytest.raises(ValueError, match="^" + re.escape(sentence)):
+        template.render([{"role": "user", "content": "hi"}, message])
+
+
+def test_a_role_that_the_template_names_is_known():
+    template = ChatTemplate("{% if messages[0].role == 'critic' %}yes{% endif %}", name="m")
+    assert template.render([{"role": "critic", "content": ""}]) == "yes"
 
 
 def test_a_template_that_is_no_jinja_is_refused():

@@ -22,6 +22,7 @@ COLUMNS = (
     Column("drafter", "drafter"),
     Column("prompts", "prompts"),
     Column("temperature", "T", number(1)),
+    Column("draft_noise", "draft noise"),
     Column("mean_accept_length", "accept length", number(2)),
     Column("median_accept_length", "median of prompts", number(2)),
     Column("num_prompts", "answers"),
@@ -61,7 +62,11 @@ def run(settings: Settings) -> Result:
                     temperature=temperature,
                 )
                 work = run_workload(engine, requests, concurrency=rig.geometry.num_slots)
-                told = {"drafter": rig.drafter_name, "temperature": temperature}
+                told = {
+                    "drafter": rig.drafter_name,
+                    "temperature": temperature,
+                    "draft_noise": rig.geometry.draft_noise,
+                }
                 kinds = [prompt.kind for prompt in prompts[:count]]
                 # Kinds share a run: only the whole set has a speed.
                 if len(set(kinds)) > 1:

@@ -59,7 +59,14 @@ MODES = {
         drafters=("ngram",),
         shipped=True,
     ),
-    "features": Mode("what each sampling feature adds to a step", _MANY, repeats=3),
+    "features": Mode(
+        "what each sampling feature adds to a step",
+        # Prompts go first, so that all steps are of one batch size: fewer programs to compile.
+        {**_MANY, "enable_chunked_prefill": False},
+        repeats=3,
+        drafters=("none",),
+        shipped=True,
+    ),
     "host": Mode("what the host does in a step", _MANY, repeats=3),
     "forward": Mode("a step of the engine against the bare model", _ALONE),
     "prefill": Mode(

@@ -19,6 +19,7 @@ from jaxspec.commands.common import (
     piped_input,
     print_figures,
     sampling_of,
+    within_context,
     write,
 )
 from jaxspec.config import ConfigError, check_names
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
             on_progress=progress,
             opened=opened,
         )
+    params = within_context(params, args, llm.config.max_model_len)
     session = Session(llm, params, system=args.system, enable_thinking=args.enable_thinking)
     if sys.stdin is not None and sys.stdin.isatty():
         with suppress(ImportError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rich.console import Console
@@ -58,6 +58,19 @@ def add_compilation_cache(parser: argparse._ActionsContainer) -> None:
 def sampling_of(args: argparse.Namespace, defaults: dict[str, Any]) -> SamplingParams:
     """The sampling parameters of a command line, over the command\'s own defaults."""
     return SamplingParams(**{**defaults, **given(args, SamplingParams)})
+
+
+def within_context(
+    params: SamplingParams, args: argparse.Namespace, max_model_len: int
+) -> SamplingParams:
+    """Lowers a max_tokens that the user has not asked for to what the context can hold."""
+    if "max_tokens" in given(args, SamplingParams) or params.max_tokens is None:
+        return params
+    return replace(
+        params,
+        max_tokens=min(params.max_tokens, max_model_len),
+        min_tokens=min(params.min_tokens, max_model_len),
+    )
 
 
 def engine_of(args: argparse.Namespace) -> EngineConfig:

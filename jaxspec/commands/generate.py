@@ -22,6 +22,7 @@ from jaxspec.commands.common import (
     print_choices,
     print_figures,
     sampling_of,
+    within_context,
     write,
 )
 from jaxspec.config import EngineConfig
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
         llm, prompt = _load(args, config, params, text, cache_dir, progress)
         if args.verbose:
             print_choices(llm)
+        params = within_context(params, args, llm.config.max_model_len)
         stream = llm.stream({"prompt_token_ids": prompt.token_ids}, params)
         progress("compiling", 0, 0)
         delta = next(stream)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from jaxspec.options import Parser
+
+_WIDEST = 10_000  # columns
 
 
 def add_arguments(parser: Parser) -> None:
@@ -29,7 +32,8 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
     for entry in facts["models"]:
         name = entry["name"] + (" (default)" if entry["default"] else "")
         table.add_row(name, entry["repo"], entry["cached"] or "-")
-    console = Console()
+    # What is piped is read by programs, so it has the width that its words need.
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDEST)
     console.print(table)
     console.print("Also: a folder, a .gguf file or a Hugging Face repo id of", highlight=False)
     console.print("  " + ", ".join(facts["architectures"]), highlight=False)

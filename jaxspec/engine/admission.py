@@ -44,6 +44,11 @@ def make_sequence(
     _check_prompt(request, geometry)
     max_len = geometry.max_model_len
     if params.max_tokens is not None:
+        if params.max_tokens > max_len:
+            raise RequestError(
+                f"max_tokens is {params.max_tokens}, but max_model_len is {max_len}, prompt "
+                "included; lower it, or leave it at None for as many as there is room for"
+            )
         max_len = min(max_len, prompt_len + params.max_tokens)
     needed = geometry.pages_at_most(max_len)
     if needed > num_usable_pages:

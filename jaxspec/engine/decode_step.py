@@ -134,16 +134,17 @@ def build_fine_stages(
             page_table=batch.page_table,
             lens=resolved.lens,
         )
-        choose = (limits.sampling, editing_of(state, batch.rows, limits, mode))
+        drafting = mode if geometry.draft_noise == "keyed" else Mode.GREEDY
+        choose = (limits.sampling, editing_of(state, batch.rows, limits, drafting))
 
         def scores(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return choice_of(lambda scores: scores, logits, positions, *choose, mode=mode)
+            return choice_of(lambda scores: scores, logits, positions, *choose, mode=drafting)
 
         def sample(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return choice_of(greedy_tokens, logits, positions, *choose, mode=mode)
+            return choice_of(greedy_tokens, logits, positions, *choose, mode=drafting)
 
         def log_probs(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return token_log_probs(logits, positions, *choose, mode=mode)
+            return token_log_probs(logits, positions, *choose, mode=drafting)
 
         with jax.named_scope("draft"):
             context = DraftContext(
@@ -151,9 +152,9 @@ def build_fine_stages(
                 block,
                 resolved.carry,
                 sample,
-                mode is Mode.GREEDY,
+                drafting is Mode.GREEDY,
                 scores,
-                log_probs if by_rejection else None,
+                log_probs if by_rejection and drafting is mode else None,
             )
             draft, drafter_state = drafter.draft(params, state.drafter_state, context)
             block = lay_out(draft, block, drafter.depth)

@@ -185,6 +185,7 @@ class Engine:
             raise RequestError(
                 f"request_id {request.request_id!r} is in use; wait for its end or take another"
             )
+        make_detokenizer = self._make_detokenizer if request.params.detokenize else None
         seq = make_sequence(
             request,
             self.geometry,
@@ -193,7 +194,7 @@ class Engine:
                 request.params.seed, self._seed, self._num_requests, request.copy_index
             ),
             num_usable_pages=self._pages.pool.num_usable,
-            detokenizer=self._make_detokenizer(request) if self._make_detokenizer else None,
+            detokenizer=make_detokenizer(request) if make_detokenizer else None,
             tokenizer=self._tokenizer,
             grammars=self._grammars,
         )
