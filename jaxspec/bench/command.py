@@ -52,6 +52,14 @@ MODES = {
     "throughput": Mode(
         "tokens a second as more requests run at once", _MANY, num_prompts=16, shipped=True
     ),
+    "adaptive": Mode(
+        "verifying as many drafts as pay against always all and never any",
+        _MANY,
+        num_prompts=16,
+        repeats=3,
+        drafters=("ngram",),
+        shipped=True,
+    ),
     "acceptance": Mode(
         "how far drafts agree with the model",
         _MANY,

@@ -15,10 +15,12 @@ from jaxspec.bench.compilations import count_compilations
 from jaxspec.bench.prompts import PROMPTS, BenchPrompt
 from jaxspec.config import EngineConfig, Geometry
 from jaxspec.drafters.base import Drafter, ModelParams
+from jaxspec.drafters.narrow import widths_of
 from jaxspec.engine.assemble import assemble, grammars_of
 from jaxspec.engine.engine import Engine, EngineStats
+from jaxspec.engine.pace import Pace
 from jaxspec.engine.state import init_state
-from jaxspec.engine.steps import Steps, build_steps
+from jaxspec.engine.steps import Steps, build_narrow_steps, build_steps
 from jaxspec.mode import Mode
 from jaxspec.models import Target
 from jaxspec.models.config import ModelConfig
@@ -79,8 +81,13 @@ def build_engine(
     *,
     modes: Sequence[Mode] = (Mode.GREEDY,),
     overlap: bool = True,
+    adaptive: bool = False,
 ) -> Engine:
-    """An engine with KV of its own; `steps` instead of the real programs, where given."""
+    """An engine with KV of its own; `steps` instead of the real programs, where given.
+
+    adaptive: may verify fewer drafts than there are.
+    """
+    widths = widths_of(rig.drafter) if adaptive else (rig.drafter.block_size,)
     return Engine(
         rig.geometry,
         rig.params,
@@ -94,6 +101,8 @@ def build_engine(
         tokenizer=rig.tokenizer,
         grammars=grammars_of(rig.tokenizer, rig.model_config),
         overlap=overlap,
+        pace=Pace(widths, rig.drafter.max_accept_length - 1) if adaptive else None,
+        narrow_steps=build_narrow_steps(rig.geometry, rig.target, rig.drafter, widths[1:]),
     )
 
 

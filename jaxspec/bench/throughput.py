@@ -32,13 +32,7 @@ def run(settings: Settings) -> Result:
         ConfigError: more at once than there are slots or prompts.
     """
     rows = []
-    slots = settings.config.max_num_seqs
-    wanted = settings.throughput.concurrency or concurrencies(slots)
-    for limit, name in ((slots, "max_num_seqs"), (settings.num_prompts, "num_prompts")):
-        if max(wanted) > limit:
-            raise ConfigError(
-                f"{max(wanted)} requests are to run at once, but {name} is {limit}; raise it"
-            )
+    wanted = wanted_concurrencies(settings)
     prompts = list(itertools.chain(*prompt_sets(settings.prompts).values()))
     for drafter in settings.drafters:
         rig = load_rig(
@@ -72,6 +66,22 @@ def run(settings: Settings) -> Result:
         **not_lossless(rows),
     }
     return Result("throughput by concurrency", COLUMNS, rows, notes)
+
+
+def wanted_concurrencies(settings: Settings) -> list[int]:
+    """How many requests are to run at once, one measurement each.
+
+    Raises:
+        ConfigError: more at once than there are slots or prompts.
+    """
+    slots = settings.config.max_num_seqs
+    wanted = list(settings.throughput.concurrency) or concurrencies(slots)
+    for limit, name in ((slots, "max_num_seqs"), (settings.num_prompts, "num_prompts")):
+        if max(wanted) > limit:
+            raise ConfigError(
+                f"{max(wanted)} requests are to run at once, but {name} is {limit}; raise it"
+            )
+    return wanted
 
 
 def concurrencies(num_slots: int) -> list[int]:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import deque
 from collections.abc import Hashable, Sequence
 
 _MEMORY = 64  # slot-steps that an accept rate remembers
-_TIME_SHARE = 0.1  # of a new measurement in a step time
-_OUTLIER = 3.0  # times the known step time; a pause of the machine is no step
+_AROUND = 8  # steps of the kept width that another width's step is held against
+_ENOUGH = 3  # of them for a comparison
+_SHARE = 0.15  # of a new comparison in a step time, once there were several
+_OUTLIER = 3.0  # times what was expected; a pause of the machine is no step
 _GAIN = 1.02  # what another width must promise before it is taken
 _PROBE_COST = 0.01  # share of the time that probes may waste
+_LEAST_WASTE = 0.1  # of a probe, as a share of its time: an even match is known by guess alone
+_FRESH_RUNS = 2  # of a program that was not compiled beforehand: they say nothing of its time
+_DOUBT_AFTER = 32  # slot-steps
+_DOUBT_BELOW = 2.0  # tokens a step: fewer may lose to plain decoding, whatever a step takes
 
 
 class Pace:
     """Chooses the width of each verify step by tokens a second.
 
-    A width's tokens a step follow from how often each draft was accepted when those before it were;
-    its time is that of its program in this batch size, measured at warm-up and in service. A width
-    without a measured time is never chosen. When fewer drafts are verified, the rates of the others
-    go stale: a full step is taken now and then, and another at once where it paid.
+    A width's tokens a step follow from how often each draft was accepted when those before it were.
+    Its time is that of its program in this batch size as measured at warm-up, set right by
+    comparisons: what else the machine does slows all widths, so a step is held against the steps of
+    the width in use around it, and only the proportion is kept. Other widths are probed now and
+    then, as often as a small share of the time pays for, and again at once where it paid.
+
+    A width without a measured time is never chosen, unless it may be tried: then plain decoding is,
+    once drafts were wrong so often that it could be faster.
 
     widths: tokens that a step can verify, the widest first, 1 for plain decoding. depth: drafts
     that a step can accept at most. Batches are named by whatever tells their programs apart.
@@ -26,11 +39,17 @@ class Pace:
     def __init__(self, widths: Sequence[int], depth: int):
         self.widths = tuple(widths)
         self._times: dict[tuple[Hashable, int], float] = {}
+        self._num_compared: dict[tuple[Hashable, int], int] = {}
+        self._around: dict[Hashable, tuple[int, deque[float]]] = {}  # width in use, its last steps
+        self._trials: dict[tuple[Hashable, int], list[float]] = {}
         # A draft is thought right until it was wrong.
         self._tried, self._accepted = [1.0] * depth, [1.0] * depth
+        self._num_judged = 0
         self._width = self.widths[0]
-        self._since_probe = 0
-        self._probe_again = False
+        self._saved = 0.0  # seconds that probes may waste
+        self._last_probed = {width: 0 for width in self.widths}
+        self._num_probes = 0
+        self._probe_again: int | None = None
 
     def set_time(self, batch: Hashable, width: int, seconds: float) -> None:
         """Sets what a step of `width` takes, as measured before serving."""
@@ -38,24 +57,49 @@ class Pace:
 
     def note_time(self, batch: Hashable, width: int, seconds: float) -> None:
         """Adds a step measured in service."""
-        known = self._times.get((batch, width))
-        if known is None or seconds > _OUTLIER * known:
+        used, around = self._around.get(batch, (width, deque(maxlen=_AROUND)))
+        if width != used and len(around) >= _ENOUGH:
+            self._compare(batch, width, seconds, used, statistics.median(around))
+        if width != used and width == self._width:
+            used, around = width, deque(maxlen=_AROUND)
+        if width == used:
+            around.append(seconds)
+            if (batch, width) not in self._times and len(around) > _FRESH_RUNS + _ENOUGH:
+                self.set_time(batch, width, statistics.median(around))
+        self._around[batch] = used, around
+
+    def _compare(
+        self, batch: Hashable, width: int, seconds: float, used: int, used_s: float
+    ) -> None:
+        """Sets a width's time right by a step of it among those of the width in use."""
+        if (batch, used) not in self._times:
             return
-        self._times[batch, width] = known + _TIME_SHARE * (seconds - known)
+        measured = self._times[batch, used] * seconds / used_s
+        known = self._times.get((batch, width))
+        if known is None:
+            trials = self._trials.setdefault((batch, width), [])
+            trials.append(measured)
+            if len(trials) >= _FRESH_RUNS + _ENOUGH:
+                self.set_time(batch, width, statistics.median(trials[_FRESH_RUNS:]))
+            return
+        count = self._num_compared[batch, width] = self._num_compared.get((batch, width), 1) + 1
+        change = min(max(math.log(measured / known), -math.log(_OUTLIER)), math.log(_OUTLIER))
+        self._times[batch, width] = known * math.exp(max(1 / count, _SHARE) * change)
 
     def note_accepted(self, batch: Hashable, width: int, num_accepted: Sequence[int]) -> None:
         """Adds the drafts accepted in a step, one number a row."""
         if width == 1 or not num_accepted:
             return
+        self._num_judged += len(num_accepted)
         for count in num_accepted:
             for draft in range(min(count + 1, width - 1, len(self._tried))):
                 right = 1.0 if draft < count else 0.0
                 self._tried[draft] += 1 - self._tried[draft] / _MEMORY
                 self._accepted[draft] += right - self._accepted[draft] / _MEMORY
-        if width == self.widths[0] > self._width and (batch, width) in self._times:
+        if {(batch, width), (batch, self._width)} <= self._times.keys() and width > self._width:
             tokens = 1 + sum(num_accepted) / len(num_accepted)
-            speed = tokens / self._times[batch, width]
-            self._probe_again = speed > self._speed(batch, self._width)
+            if tokens / self._times[batch, width] > self._speed(batch, self._width):
+                self._probe_again = width
 
     def tokens_a_step(self, width: int) -> float:
         """Tokens that a row of a step of `width` is expected to emit."""
@@ -65,25 +109,43 @@ class Pace:
             tokens += reached
         return tokens
 
-    def choose(self, batch: Hashable) -> int:
-        """The width of the next step of a batch."""
+    def choose(self, batch: Hashable, *, may_try: bool = False) -> int:
+        """The width of the next step of a batch.
+
+        may_try: programs may be compiled for widths that were not measured.
+        """
         full = self.widths[0]
         known = [width for width in self.widths if (batch, width) in self._times]
-        if full not in known or len(known) == 1:
+        if full not in known:
             return full
+        if len(known) == 1:
+            return 1 if may_try and self._is_doubtful() else full
         best = max(known, key=lambda width: self._speed(batch, width))
         kept = self._width if self._width in known else full
         pays = self._speed(batch, best) > _GAIN * self._speed(batch, kept)
         self._width = best if pays else kept
-        if self._width == full or self._probe_again:
-            self._probe_again = False
-            return full
-        self._since_probe += 1
-        slower = self._times[batch, full] / self._times[batch, self._width] - 1
-        if self._since_probe <= max(slower, 0.0) / _PROBE_COST:
-            return self._width
-        self._since_probe = 0
-        return full
+        return self._probe(batch, known) or self._width
+
+    def _is_doubtful(self) -> bool:
+        full = self.widths[0]
+        return self._num_judged >= _DOUBT_AFTER and self.tokens_a_step(full) < _DOUBT_BELOW
+
+    def _probe(self, batch: Hashable, known: Sequence[int]) -> int | None:
+        """Another width, where enough was saved for what its step is thought to waste."""
+        again, self._probe_again = self._probe_again, None
+        if again in known and again != self._width:
+            return again
+        self._saved += _PROBE_COST * self._times[batch, self._width]
+        others = [width for width in known if width != self._width]
+        width = min(others, key=lambda width: self._last_probed[width])
+        waste = 1 - self._speed(batch, width) / self._speed(batch, self._width)
+        cost = self._times[batch, width] * max(waste, _LEAST_WASTE)
+        if self._saved < cost:
+            return None
+        self._saved = 0.0
+        self._num_probes += 1
+        self._last_probed[width] = self._num_probes
+        return width
 
     def _speed(self, batch: Hashable, width: int) -> float:
         return self.tokens_a_step(width) / self._times[batch, width]

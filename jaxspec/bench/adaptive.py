@@ -1,0 +1,120 @@
+"""`jaxspec bench adaptive`: adaptive widths against always drafting and never, at each concurrency.
+
+What else the machine does changes from minute to minute, so the three take turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from typing import Any
+
+from jaxspec.bench.compare import num_equal, sums_of
+from jaxspec.bench.metrics import mean_accept_length
+from jaxspec.bench.prompts import prompt_sets
+from jaxspec.bench.report import Column, Result, number
+from jaxspec.bench.rig import Run, build_engine, describe, load_rig, make_requests, run_workload
+from jaxspec.bench.settings import Settings
+from jaxspec.bench.throughput import wanted_concurrencies
+from jaxspec.config import ConfigError
+from jaxspec.drafters.narrow import widths_of
+from jaxspec.engine.warmup import warmup
+from jaxspec.mode import Mode
+
+COLUMNS = (
+    Column("drafter", "drafter"),
+    Column("concurrency", "at once"),
+    Column("never_ms", "ms/token never", number(1)),
+    Column("always_ms", "always", number(1)),
+    Column("adaptive_ms", "adaptive", number(1)),
+    Column("ratio", "better curve / adaptive", number(3)),
+    Column("cpu_ratio", "in CPU s", number(3)),
+    Column("always_accept_length", "accept length always", number(2)),
+    Column("adaptive_accept_length", "adaptive", number(2)),
+    Column("num_equal_texts", "same text"),
+)
+
+
+def run(settings: Settings) -> Result:
+    """Serves the same prompts never, always and adaptively drafting, round after round.
+
+    Raises:
+        ConfigError: more at once than there are slots or prompts, or a drafter without drafts.
+    """
+    wanted = wanted_concurrencies(settings)
+    prompts = list(itertools.chain(*prompt_sets(settings.prompts).values()))
+    load = {"cache_dir": settings.cache_dir, "on_progress": settings.on_progress}
+    plain = load_rig(settings.config_with("none"), **load)
+    never = build_engine(plain)
+    warmup(never, modes=(Mode.GREEDY,), on_progress=settings.on_progress)
+    rows: list[dict[str, Any]] = []
+    for drafter in settings.drafters:
+        rig = load_rig(settings.config_with(drafter), **load)
+        if len(widths_of(rig.drafter)) == 1:
+            raise ConfigError(f"drafter {drafter!r} drafts nothing to adapt; name another")
+        engines = {
+            "never": never,
+            "always": build_engine(rig),
+            "adaptive": build_engine(rig, adaptive=True),
+        }
+        for name in ("always", "adaptive"):
+            warmup(engines[name], modes=(Mode.GREEDY,), on_progress=settings.on_progress)
+        for concurrency in wanted:
+            runs: dict[str, list[Run]] = {name: [] for name in engines}
+            cpu_s: dict[str, list[float]] = {name: [] for name in engines}
+            for turn in range(settings.repeats):
+                what = f"measuring {drafter}, {concurrency} at once"
+                settings.on_progress(what, turn, settings.repeats)
+                for name in [*engines][:: 1 if turn % 2 else -1]:
+                    requests = make_requests(
+                        rig, settings.num_prompts, max_tokens=settings.max_tokens, prompts=prompts
+                    )
+                    before = time.process_time()
+                    runs[name].append(
+                        run_workload(engines[name], requests, concurrency=concurrency)
+                    )
+                    cpu_s[name].append(time.process_time() - before)
+            rows.append({**describe(rig), "concurrency": concurrency, **figures(runs, cpu_s)})
+    notes = {
+        "work": f"{settings.num_prompts} prompts, up to {settings.max_tokens} tokens each, greedy",
+        "ms/token": f"medians of {settings.repeats} rounds, in which the three take turns",
+    }
+    return Result("adaptive widths", COLUMNS, rows, notes)
+
+
+def figures(runs: dict[str, list[Run]], cpu_s: dict[str, list[float]]) -> dict[str, Any]:
+    """Times of a token in each way, and how near the adaptive one comes to the better other."""
+    wall_ms = {
+        name: [1e3 * work.wall_s / work.num_tokens for work in each] for name, each in runs.items()
+    }
+    cpu_ms = {
+        name: [1e3 * s / work.num_tokens for s, work in zip(each, runs[name], strict=True)]
+        for name, each in cpu_s.items()
+    }
+    row: dict[str, Any] = {}
+    for unit, times in (("ms", wall_ms), ("cpu_ms", cpu_ms)):
+        for name, each in times.items():
+            row[f"{name}_{unit}"] = statistics.median(each)
+            row[f"{name}_{unit}_of_rounds"] = each
+    for name in ("always", "adaptive"):
+        row[f"{name}_accept_length"] = mean_accept_length(runs[name][-1].stats)
+    return {
+        **row,
+        "ratio": ratio_to_better(wall_ms),
+        "cpu_ratio": ratio_to_better(cpu_ms),
+        "num_equal_texts": num_equal(runs["adaptive"][-1], runs["never"][-1]),
+        "num_compilations": sum(work.num_compilations for each in runs.values() for work in each),
+        **sums_of(runs["adaptive"][-1]),
+    }
+
+
+def ratio_to_better(times: dict[str, list[float]]) -> float:
+    """Speed of the adaptive way as a share of the better other one's; above 1 it beats both.
+
+    Rounds are compared within themselves, where the machine was much the same; the better way is
+    the one that was better over all of them.
+    """
+    better = min(("never", "always"), key=lambda name: statistics.median(times[name]))
+    pairs = zip(times[better], times["adaptive"], strict=True)
+    return statistics.median(best / adaptive for best, adaptive in pairs)
