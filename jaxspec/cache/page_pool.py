@@ -40,6 +40,11 @@ class PagePool:
         """Pages that requests can own in all."""
         return len(self._owners) - 1
 
+    @property
+    def kept(self) -> frozenset[int]:
+        """Pages whose content is kept once nobody owns them."""
+        return frozenset(self._kept)
+
     def is_owned(self, page: int) -> bool:
         """True where some request owns the page."""
         return bool(self._owners[page])

@@ -92,7 +92,7 @@ class PrefixTree:
 
     def check(self) -> None:
         """Asserts that the tree and the pool agree on what is kept."""
-        assert self._pool._kept == set(self._nodes), "kept pages are not those of the tree"
+        assert self._pool.kept == set(self._nodes), "kept pages are not those of the tree"
         for page, node in self._nodes.items():
             assert node.page == page and node.parent.children[node.key] is node
             assert node.parent is self._root or node.parent.page in self._nodes, "a page hangs free"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from jaxspec.mode import Mode
 
 _RUNS = 5  # at least
 _MEASURE_S = 1.0  # what else the machine does comes in bursts: the fastest step of so long
+_KEPT_S = 3 * 24 * 3600  # how long a measurement holds, which may have been made beside other work
 _MARGIN = 1.05  # a draw goes to plain decoding, which has fewer parts
 
 
@@ -56,19 +58,22 @@ def measure_step_s(engine: Engine) -> float:
 
 
 def remembered_times(file: Path, key: str, measure: Callable[[], StepTimes]) -> StepTimes:
-    """The step times that `file` holds for `key`, else measured now and kept there.
+    """The step times that `file` holds for `key`, else measured now and kept there for some days.
 
     A file that cannot be read or written only costs the measurement.
     """
     known = _read(file)
     if key in known:
-        return StepTimes(*known[key])
-    times = measure()
-    _write(file, {**known, key: list(times)})
-    return times
+        *times, measured_at = known[key]
+        if 0 <= time.time() - measured_at < _KEPT_S:
+            return StepTimes(*times)
+    fresh = measure()
+    _write(file, {**known, key: [*fresh, time.time()]})
+    return fresh
 
 
 def _read(file: Path) -> dict[str, list[float]]:
+    """Step times and when they were measured, in seconds since 1970, by key."""
     try:
         known = json.loads(file.read_text())
     except (OSError, ValueError):
@@ -79,7 +84,7 @@ def _read(file: Path) -> dict[str, list[float]]:
         key: value
         for key, value in known.items()
         if isinstance(value, list)
-        and len(value) == len(StepTimes._fields)
+        and len(value) == len(StepTimes._fields) + 1
         and all(isinstance(number, float) and number > 0 for number in value)
     }
 

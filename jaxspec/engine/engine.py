@@ -450,7 +450,7 @@ class Engine:
             log.warning("compiling for %s while requests wait; name it in warm_up", name)
         width = 1 if tiles else self.geometry.block_size
         if self.pace is not None and not tiles:
-            width = self.pace.choose((kind, mode, len(packed)))
+            width = self.pace.choose((kind, mode, len(packed)), may_try=not self._warm)
         for seq, _ in entries:
             seq.num_in_flight += 1
             self._in_flight_rows[seq.slot] += max_commit

@@ -1,5 +1,7 @@
 """Whether `auto` drafts: the arithmetic, and what is remembered of a measurement."""
 
+import time
+
 import pytest
 
 from jaxspec.engine import auto
@@ -37,7 +39,23 @@ def test_times_are_measured_once_a_key(tmp_path):
     assert len(measured) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": [1]}', '{"a": "x"}', '{"a": [0.0, 1.0]}'])
+@pytest.mark.parametrize(
+    ("passed_s", "holds"), [(3600.0, True), (2e5, True), (3e5, False), (-60.0, False)]
+)
+def test_a_measurement_is_made_again_after_some_days(tmp_path, monkeypatch, passed_s, holds):
+    """The machine may have been busy; a clock that was set back says nothing either."""
+    file, now = tmp_path / "auto.json", time.time()
+    remembered_times(file, "a", lambda: StepTimes(2.0, 1.0))
+    monkeypatch.setattr(time, "time", lambda: now + passed_s)
+    later = StepTimes(9.0, 9.0)
+    assert remembered_times(file, "a", lambda: later) == (StepTimes(2.0, 1.0) if holds else later)
+    assert remembered_times(file, "a", lambda: StepTimes(7.0, 7.0)) != StepTimes(7.0, 7.0)
+
+
+DAMAGED = ["", "{", "[]", '{"a": [1]}', '{"a": "x"}', '{"a": [0.0, 1.0, 1.0]}', '{"a": [3.0, 4.0]}']
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_memory_is_measured_again(tmp_path, text):
     file = tmp_path / "auto.json"
     file.write_text(text)

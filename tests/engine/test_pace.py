@@ -31,7 +31,7 @@ class Forced(Pace):
         super().__init__(WIDTHS, BLOCK - 1)
         self._list, self.chosen = widths, []
 
-    def choose(self, batch):
+    def choose(self, batch, *, may_try=False):
         self.chosen.append(self._list[len(self.chosen) % len(self._list)])
         return self.chosen[-1]
 
@@ -203,3 +203,64 @@ def test_a_pause_of_the_machine_is_no_step_time():
     pace.note_time(1, 8, 1e6)
     pace.note_time("unknown", 8, 1.0)
     assert pace._times == before
+
+
+def test_what_slows_all_steps_alike_changes_no_choice():
+    """Twice as slow for a while, at random: only steps beside each other are compared."""
+    machine = Machine(plain_ms=5.0, per_token_ms=0.05, draft_ms=1.0)
+    quiet = machine.time
+    pace = timed(machine)
+    machine.serve(pace, 8, 0.02, 300)
+    before = {width: pace._times[8, width] for width in WIDTHS}
+    machine.time = lambda rows, width: 2.5 * quiet(rows, width)
+    machine.serve(pace, 8, 0.02, 300)
+    after = [pace._times[8, width] / before[width] for width in WIDTHS]
+    assert max(after) / min(after) < 1.15
+    assert pace._width == 1
+
+
+@pytest.mark.parametrize("mistaken", [1, 8])
+def test_a_wrong_measurement_at_warm_up_is_found_out(mistaken):
+    """A width thought thrice as slow as it is is probed all the same, and then taken."""
+    machine = Machine(plain_ms=5.0, per_token_ms=0.05, draft_ms=1.0)
+    rate = 0.02 if mistaken == 1 else 0.9
+    pace = timed(machine)
+    pace.set_time(8, mistaken, 3 * machine.time(8, mistaken))
+    pace.set_time(8, 4, 3 * machine.time(8, 4))
+    machine.serve(pace, 8, rate, 1500)
+    assert pace._width == mistaken
+
+
+def test_probes_cost_a_hundredth():
+    machine = Machine(plain_ms=5.0, per_token_ms=0.3, draft_ms=1.0)
+    best = machine.serve(1, 8, 0.02, 3000)
+    pace = timed(machine)
+    machine.serve(pace, 8, 0.02, 100)
+    assert best * 0.98 < machine.serve(pace, 8, 0.02, 3000) < best * 0.999
+
+
+def test_an_engine_that_compiles_when_asked_tries_plain_decoding_once_drafts_fail():
+    """Texts and KV stay right, and full steps come again now and then."""
+    engine = make_engine(pace=Pace(WIDTHS, BLOCK - 1), accepts=0)
+    asked = [request(f"r{i}", [i + 1, 7], max_tokens=28, ignore_eos=True) for i in range(6)]
+    check(run(engine, *asked), *asked)
+    batch = ("decode", Mode.GREEDY, 4)
+    assert {width for name, width in engine.pace._times if name == batch} == {8, 1}
+    assert engine.stats.num_draft_tokens < 7 * engine.stats.num_verifies
+
+
+def test_an_engine_that_compiles_when_asked_drafts_on_while_drafts_are_right():
+    engine = make_engine(pace=Pace(WIDTHS, BLOCK - 1), accepts=5)
+    asked = [request(f"r{i}", [i + 1, 7], max_tokens=28, ignore_eos=True) for i in range(20)]
+    check(run(engine, *asked), *asked)
+    assert engine.stats.num_draft_tokens == 7 * engine.stats.num_verifies
+
+
+def test_programs_are_never_compiled_late_once_others_were_warmed_up():
+    """F27: a mode that was not warmed up compiles its own program and no other."""
+    pace = Pace(WIDTHS, BLOCK - 1)
+    for _ in range(40):
+        assert pace.choose("late") == 8
+        pace.note_time("late", 8, 0.01)
+        pace.note_accepted("late", 8, [0])
+    assert pace.choose("late", may_try=True) == 1
