@@ -10,12 +10,14 @@ be other ones on the device.
 
 FOLDER holds the unpacked wheels jax-cuda13-pjrt of the installed jax's version, and
 nvidia-cuda-nvcc and nvidia-nvvm 13.0. A program is shape:drafter:batch, with ":prefill" behind it
-for one of so many tiles of a prompt, or ":4" for four decode steps in one.
+for one of so many tiles of a prompt, ":4" for four decode steps in one, or ":tree" for drafts in
+trees of 32 nodes.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -27,6 +29,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+_TREE_NODES = 32
 _XLA = ("fusion", "copy", "copy-start", "dynamic-update-slice", "reduce", "scatter", "gather")
 _TARGET = """
 gpu_device_info {
@@ -51,7 +54,7 @@ device_description_str: "NVIDIA H200"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("plugin", type=Path, help="folder with the unpacked wheels")
-    parser.add_argument("programs", nargs="+", metavar="SHAPE:DRAFTER:BATCH[:prefill|:STEPS]")
+    parser.add_argument("programs", nargs="+", metavar="SHAPE:DRAFTER:BATCH[:prefill|:tree|:STEPS]")
     parser.add_argument("--out", type=Path, help="folder for gpu_programs.json")
     args = parser.parse_args()
     dump = Path(tempfile.mkdtemp())
@@ -168,31 +171,31 @@ def _large_copies(hlo: str, num_bytes: int) -> int:
 def _step(name: str, drafter: str, batch: int, kind: str) -> tuple[Any, tuple[Any, ...]]:
     """A program of an engine on an H200, and its arguments by shape alone.
 
-    kind: "prefill", or how many decode steps.
+    kind: "prefill", "tree", or how many decode steps.
     """
     import jax
-    import jax.numpy as jnp
     import numpy as np
 
     from jaxspec.bench.shapes import SHAPES, plan_shape, random_target
-    from jaxspec.config import DeviceFacts, EngineConfig, resolve
+    from jaxspec.config import EngineConfig
     from jaxspec.drafters.base import ModelParams
-    from jaxspec.engine.assemble import choose_kernels
+    from jaxspec.engine.parts import build_parts
     from jaxspec.engine.state import empty_prefill_batch, init_state
     from jaxspec.engine.steps import build_steps
     from jaxspec.mode import Mode
-    from jaxspec.models import build_target
     from kernels_pallas.dispatch import Device
 
     shape, dtype = SHAPES[name], "bfloat16"
-    forced = None if drafter == "none" else min(5, shape.drafter.block_size - 1)
     config = EngineConfig(
         max_num_seqs=32,
         max_model_len=8192,
         max_num_batched_tokens=8192,
-        force_accept=forced,
-        decode_steps=None if kind == "prefill" else int(kind),
+        decode_steps=int(kind) if kind.isdigit() else None,
+        tree_nodes=_TREE_NODES if kind == "tree" else None,
     )
+    if drafter != "none":
+        forced = min(5, shape.block_size(drafter, config) - 1)
+        config = dataclasses.replace(config, force_accept=forced)
     plans = []
 
     def make_params() -> ModelParams:
@@ -200,29 +203,16 @@ def _step(name: str, drafter: str, batch: int, kind: str) -> tuple[Any, tuple[An
         return ModelParams(random_target(shape.target, dtype), plans[-1].params)
 
     params = jax.eval_shape(make_params)
-    plan = plans[-1]._replace(params=params.drafter)
-    device = Device("gpu", "NVIDIA H200", (9, 0))
-    kernels, _ = choose_kernels("auto", device, shape.target, plan, dtype)
-    target_kv = 4 * shape.target.num_layers * shape.target.num_kv_heads * shape.target.head_dim
-    geometry = resolve(
+    parts = build_parts(
         config,
-        vocab_size=shape.target.vocab_size,
-        model_max_len=shape.target.max_position_embeddings,
-        block_size=plan.block_size,
-        kv_bytes_per_token=target_kv + plan.kv_bytes_per_token,
-        weight_bytes=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params)),
-        dtype=dtype,
-        kernels=kernels,
-        device=DeviceFacts("gpu", 140 << 30),
-    )
-    target = build_target(
         shape.target,
-        feature_layers=plan.feature_layers,
-        page_size=geometry.page_size,
-        dtype=jnp.dtype(dtype),
-        kernels=kernels,
+        plans[-1]._replace(params=params.drafter),
+        params,
+        dtype=dtype,
+        device=Device("gpu", "NVIDIA H200", (9, 0)),
+        memory_bytes=140 << 30,
     )
-    made = plan.build(target, geometry.page_size, kernels)
+    geometry, target, made, *_ = parts
     steps = build_steps(geometry, target, made, mode=Mode.GREEDY)
     state = jax.eval_shape(lambda: init_state(geometry, target, made))
     if kind == "prefill":

@@ -8,7 +8,7 @@ and no prompt is read. `jaxspec bench roofline` times the same steps through the
 
 A case is shape:drafter:batch, and behind it what differs from the defaults: an op of the kernels,
 early_launch, or decode_steps. Every row has 1,024 rows of KV at first (half of what a smaller model
-takes), and each DFlash step accepts five drafts.
+takes), and each step with a drafter, dflash or eagle3, accepts five drafts.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.bench.floor import Machine, Work, dflash_step, measure_machine, plain_step
+from jaxspec.bench.floor import Machine, Work, measure_machine
 from jaxspec.bench.report import facts
-from jaxspec.bench.shapes import SHAPES, Shape, plan_shape, random_target
+from jaxspec.bench.shapes import SHAPES, plan_shape, random_target, step_work
 from jaxspec.bench.step_profile import profile_calls
-from jaxspec.config import DeviceFacts, EngineConfig, Geometry, resolve
+from jaxspec.config import EngineConfig, Geometry
 from jaxspec.drafters.base import Drafter, ModelParams
-from jaxspec.engine.assemble import choose_dtype, choose_kernels
+from jaxspec.engine.assemble import choose_dtype
+from jaxspec.engine.parts import build_parts
 from jaxspec.engine.state import EngineState, init_state
 from jaxspec.engine.steps import Step, build_steps
 from jaxspec.mode import Mode
-from jaxspec.models import Target, build_target
+from jaxspec.models import Target
 from kernels_pallas.dispatch import Device
 
 CONTEXT = 1024
@@ -99,42 +100,33 @@ class Program(NamedTuple):
 def build(case: Case, target_params: Any, device: Device, dtype: str) -> Program:
     """Builds a case's program; nothing is compiled yet."""
     shape, drafts = SHAPES[case.shape], case.drafter != "none"
-    accepted = min(ACCEPTED, shape.drafter.block_size - 1)
     config = EngineConfig(
         max_num_seqs=case.batch,
         max_model_len=min(2 * CONTEXT, shape.target.max_position_embeddings),
         max_num_batched_tokens=64,
-        force_accept=accepted if drafts else None,
         decode_steps=case.decode_steps,
     )
+    if drafts:
+        accepted = min(ACCEPTED, shape.block_size(case.drafter, config) - 1)
+        config = dataclasses.replace(config, force_accept=accepted)
     plan = plan_shape(shape, case.drafter, config, dtype)
-    kernels, _ = choose_kernels("auto", device, shape.target, plan, dtype)
-    kernels = dataclasses.replace(kernels, **case.changes)
-    geometry = resolve(
+    params = ModelParams(target=target_params, drafter=plan.params)
+    parts = build_parts(
         config,
-        vocab_size=shape.target.vocab_size,
-        model_max_len=shape.target.max_position_embeddings,
-        block_size=plan.block_size,
-        kv_bytes_per_token=1,
-        weight_bytes=0,
-        dtype=dtype,
-        kernels=kernels,
-        device=DeviceFacts(device.platform, 1 << 40),
-    )
-    target = build_target(
         shape.target,
-        feature_layers=plan.feature_layers,
-        page_size=geometry.page_size,
-        dtype=jnp.dtype(dtype),
-        kernels=kernels,
+        plan,
+        params,
+        dtype=dtype,
+        device=device,
+        memory_bytes=1 << 40,  # never the limit
+        kernels=case.changes,
     )
-    drafter = plan.build(target, geometry.page_size, kernels)
+    geometry, target, drafter, *_ = parts
     steps = build_steps(geometry, target, drafter, mode=Mode.GREEDY)
     step = steps.decode if case.decode_steps == 1 else steps.decode_loop
     pages = 1 + np.arange(case.batch * geometry.pages_per_slot, dtype=np.int32)
     rows = 1 + np.arange(case.batch, dtype=np.int32)
     packed = np.concatenate([rows[:, None], pages.reshape(case.batch, -1)], axis=1)
-    params = ModelParams(target=target_params, drafter=plan.params)
     return Program(case, geometry, target, drafter, params, step, packed)
 
 
@@ -186,12 +178,14 @@ def time_program(program: Program, compiled: Step, machine: Machine) -> dict[str
 
 
 def _work(program: Program, context: float) -> Work:
-    shape: Shape = SHAPES[program.case.shape]
-    itemsize = jnp.dtype(program.geometry.dtype).itemsize
-    sizes = {"batch": program.case.batch, "context": context, "itemsize": itemsize}
-    if program.case.drafter == "none":
-        return plain_step(shape.target, **sizes)
-    return dflash_step(shape.target, shape.drafter, block=program.geometry.block_size, **sizes)
+    return step_work(
+        SHAPES[program.case.shape],
+        program.case.drafter,
+        block=program.geometry.block_size,
+        batch=program.case.batch,
+        context=context,
+        itemsize=jnp.dtype(program.geometry.dtype).itemsize,
+    )
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.drafters.dflash_config import DFlashConfig
+from jaxspec.drafters.eagle_config import EagleConfig
 from jaxspec.models.config import ModelConfig
 from kernels_pallas.roofline import copy_bandwidth
 
@@ -105,6 +106,33 @@ def dflash_step(
     )
 
 
+def eagle3_step(
+    config: ModelConfig,
+    drafter: EagleConfig,
+    *,
+    block: int,
+    batch: int,
+    context: float,
+    itemsize: int,
+) -> Work:
+    """A step with EAGLE-3: draft a chain, verify it, and ingest what was committed.
+
+    The layer and the head are read for every draft: none can begin before the one before it has
+    ended, and no cache holds them. The first draft is the ingest's, of the step before; each of the
+    others takes a pass over one token.
+    """
+    target = _target_step(config, batch=batch, block=block, context=context, itemsize=itemsize)
+    more = drafter.input_size - drafter.hidden_size
+    more *= (drafter.num_heads + 2 * drafter.num_kv_heads) * drafter.head_dim
+    layer, mix = _layer_weights(drafter) + more, drafter.hidden_size * drafter.fc_size
+    head, drafts = drafter.hidden_size * drafter.draft_vocab_size, block - 1
+    numbers = drafts * (layer + head + _kv_numbers(drafter, batch, context + block)) + mix
+    return Work(
+        target.num_bytes + round(numbers * itemsize),
+        target.flops + 2 * batch * (block * (layer + mix) + (drafts - 1) * layer + drafts * head),
+    )
+
+
 def _target_step(
     config: ModelConfig, *, batch: int, block: int, context: float, itemsize: int
 ) -> Work:
@@ -116,12 +144,12 @@ def _target_step(
     )
 
 
-def _kv_numbers(config: ModelConfig | DFlashConfig, batch: int, rows: float) -> float:
+def _kv_numbers(config: ModelConfig | DFlashConfig | EagleConfig, batch: int, rows: float) -> float:
     """Numbers in the KV rows of a batch, all layers."""
     return batch * rows * config.num_layers * 2 * config.num_kv_heads * config.head_dim
 
 
-def _layer_weights(config: ModelConfig | DFlashConfig) -> int:
+def _layer_weights(config: ModelConfig | DFlashConfig | EagleConfig) -> int:
     """Numbers in the matrices of one decoder layer."""
     width, heads = config.hidden_size, config.num_heads * config.head_dim
     kv = 2 * config.num_kv_heads * config.head_dim

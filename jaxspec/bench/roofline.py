@@ -19,15 +19,13 @@ from jaxspec.bench.compilations import count_compilations
 from jaxspec.bench.floor import (
     Machine,
     Work,
-    dflash_step,
     measure_machine,
-    plain_step,
     prefill_flops,
 )
 from jaxspec.bench.report import Column, Result, number
 from jaxspec.bench.settings import Settings
 from jaxspec.bench.shape_rig import ShapeRig, itemsize, memory_in_use
-from jaxspec.bench.shapes import SHAPES, random_target
+from jaxspec.bench.shapes import DRAFTERS, SHAPES, random_target, step_work
 from jaxspec.bench.step_profile import profile_calls
 from jaxspec.bench.step_times import Recorder
 from jaxspec.config import ConfigError
@@ -66,7 +64,7 @@ _PROFILED = 3
 
 
 def run(settings: Settings) -> Result:
-    """Measures plain and DFlash steps at each batch size, and prompts of 1,000 and 8,000 tokens."""
+    """Measures each drafter's steps at each batch size, and prompts of 1,000 and 8,000 tokens."""
     check(settings)
     options, progress = settings.roofline, settings.on_progress
     shape = SHAPES[options.shape]
@@ -133,9 +131,10 @@ def check(settings: Settings) -> None:
     longest = SHAPES[options.shape].target.max_position_embeddings
     limit = min(longest, config.max_model_len or longest)
     needed = options.context + settings.max_tokens
-    if unknown := [name for name in settings.drafters if name not in ("none", "dflash")]:
+    if unknown := [name for name in settings.drafters if name not in DRAFTERS]:
         raise ConfigError(
-            f"drafter is {unknown[0]!r}; roofline measures none and dflash, with random weights"
+            f"drafter is {unknown[0]!r}; roofline measures {', '.join(DRAFTERS)}, with random "
+            "weights"
         )
     if max(options.batch) > config.max_num_seqs:
         raise ConfigError(
@@ -271,11 +270,14 @@ def _chain_ms(rig: ShapeRig, clock: Clock, num_calls: int = 12) -> float:
 
 
 def _work(rig: ShapeRig, batch: int, context: float) -> Work:
-    sizes = {"batch": batch, "context": context, "itemsize": itemsize(rig.geometry.dtype)}
-    if rig.drafter.block_size == 1:
-        return plain_step(rig.shape.target, **sizes)
-    block = rig.geometry.block_size
-    return dflash_step(rig.shape.target, rig.shape.drafter, block=block, **sizes)
+    return step_work(
+        rig.shape,
+        rig.drafter.name,
+        block=rig.geometry.block_size,
+        batch=batch,
+        context=context,
+        itemsize=itemsize(rig.geometry.dtype),
+    )
 
 
 def _prefill_row(

@@ -43,11 +43,10 @@ class ShapeRig:
         batches: tuple[int, ...],
         split: bool,
     ):
-        block = shape.drafter.block_size
         if drafter == "none":
             config = dataclasses.replace(config, force_accept=None)
         elif config.force_accept is None:
-            accepted = min(_DRAFTS_ACCEPTED, (config.block_size or block) - 1)
+            accepted = min(_DRAFTS_ACCEPTED, shape.block_size(drafter, config) - 1)
             config = dataclasses.replace(config, force_accept=accepted)
         built = build_engine(
             config,

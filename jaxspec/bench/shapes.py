@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxspec.bench.floor import Work, dflash_step, eagle3_step, plain_step
 from jaxspec.config import EngineConfig
+from jaxspec.drafters import dflash, eagle
 from jaxspec.drafters.base import DrafterPlan, DrafterSetup
-from jaxspec.drafters.dflash import plan_from_params
 from jaxspec.drafters.dflash_config import DFlashConfig
 from jaxspec.drafters.dflash_params import DFlashParams
+from jaxspec.drafters.eagle_config import EagleConfig
+from jaxspec.drafters.eagle_params import EagleParams
 from jaxspec.drafters.none import plan_none
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.layers import LayerParams, TargetParams
 
+DRAFTERS = ("none", "dflash", "eagle3")
+_EAGLE3_BLOCK = 8  # the bonus token and seven drafts
+
 
 class Shape(NamedTuple):
-    """A target and a DFlash drafter for it."""
+    """A target, and a DFlash and an EAGLE-3 drafter for it."""
 
     target: ModelConfig
     drafter: DFlashConfig
+    eagle3: EagleConfig
+
+    def block_size(self, drafter: str, config: EngineConfig) -> int:
+        """Tokens that a step with `drafter`, one of `DRAFTERS`, verifies."""
+        if drafter == "none":
+            return 1
+        of_the_shape = self.drafter.block_size if drafter == "dflash" else _EAGLE3_BLOCK
+        return config.block_size or of_the_shape
 
 
 def _shape(
-    target: ModelConfig, *, num_layers: int, block_size: int, taps: tuple[int, ...]
+    target: ModelConfig,
+    *,
+    num_layers: int,
+    block_size: int,
+    taps: tuple[int, ...],
+    draft_vocab_size: int,
 ) -> Shape:
     drafter = DFlashConfig.like(
         target,
@@ -34,7 +54,11 @@ def _shape(
         mask_token_id=target.vocab_size - 1,
         target_layer_ids=taps,
     )
-    return Shape(target, drafter)
+    ends_and_middle = (taps[0], taps[len(taps) // 2], taps[-1])
+    eagle3 = EagleConfig.like(
+        target, draft_vocab_size=draft_vocab_size, feature_layers=ends_and_middle
+    )
+    return Shape(target, drafter, eagle3)
 
 
 SHAPES = {
@@ -57,6 +81,7 @@ SHAPES = {
         num_layers=5,
         block_size=16,
         taps=(1, 9, 17, 25, 33),
+        draft_vocab_size=32_000,
     ),
     "smollm2-135m": _shape(
         ModelConfig(
@@ -76,6 +101,7 @@ SHAPES = {
         num_layers=3,
         block_size=8,
         taps=(1, 8, 14, 21, 27),
+        draft_vocab_size=16_384,
     ),
     "tiny": _shape(
         ModelConfig(
@@ -96,6 +122,7 @@ SHAPES = {
         num_layers=1,
         block_size=4,
         taps=(0, 1),
+        draft_vocab_size=32,
     ),
 }
 
@@ -132,12 +159,47 @@ def random_dflash(config: DFlashConfig, dtype: str) -> DFlashParams:
     )
 
 
+def random_eagle3(config: EagleConfig, dtype: str) -> EagleParams:
+    """Weights of an EAGLE-3 drafter with a head of its own and the target's embedding."""
+    make = _Maker(dtype)
+    width, heads = config.hidden_size, config.num_heads * config.head_dim
+    kv = 2 * config.num_kv_heads * config.head_dim
+    return EagleParams(
+        layer=dataclasses.replace(
+            make.layer(config), qkv=make.matrix(heads + kv, config.input_size)
+        ),
+        post_norm=make.ones(width),
+        fc=make.matrix(width, config.fc_size),
+        input_norm=make.ones(width),
+        hidden_norm=make.ones(width),
+        norm=make.ones(width),
+        lm_head=make.matrix(config.draft_vocab_size, width),
+        target_ids=jnp.arange(config.draft_vocab_size, dtype=jnp.int32),
+    )
+
+
 def plan_shape(shape: Shape, drafter: str, config: EngineConfig, dtype: str) -> DrafterPlan:
-    """The plan of `none` or of the shape's DFlash drafter."""
+    """The plan of one of `DRAFTERS`."""
     setup = DrafterSetup(config, shape.target, dtype, None)
     if drafter == "none":
         return plan_none(setup)
-    return plan_from_params(shape.drafter, random_dflash(shape.drafter, dtype), setup)
+    if drafter == "dflash":
+        return dflash.plan_from_params(shape.drafter, random_dflash(shape.drafter, dtype), setup)
+    block_size = shape.block_size(drafter, config)
+    setup = setup._replace(config=dataclasses.replace(config, block_size=block_size))
+    return eagle.plan_from_params(shape.eagle3, random_eagle3(shape.eagle3, dtype), setup)
+
+
+def step_work(
+    shape: Shape, drafter: str, *, block: int, batch: int, context: float, itemsize: int
+) -> Work:
+    """What a step with one of `DRAFTERS` cannot do without."""
+    sizes = {"batch": batch, "context": context, "itemsize": itemsize}
+    if drafter == "none":
+        return plain_step(shape.target, **sizes)
+    if drafter == "dflash":
+        return dflash_step(shape.target, shape.drafter, block=block, **sizes)
+    return eagle3_step(shape.target, shape.eagle3, block=block, **sizes)
 
 
 class _Maker:
@@ -157,7 +219,7 @@ class _Maker:
     def ones(self, *shape: int) -> jax.Array:
         return jnp.ones(shape, self._dtype)
 
-    def layer(self, config: ModelConfig | DFlashConfig) -> LayerParams:
+    def layer(self, config: ModelConfig | DFlashConfig | EagleConfig) -> LayerParams:
         width, heads = config.hidden_size, config.num_heads * config.head_dim
         kv = 2 * config.num_kv_heads * config.head_dim
         return LayerParams(

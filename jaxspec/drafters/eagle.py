@@ -40,6 +40,7 @@ from jaxspec.drafters.eagle_network import (
     to_target_ids,
     to_target_vocabulary,
 )
+from jaxspec.drafters.eagle_params import EagleParams
 from jaxspec.drafters.eagle_tree import build_tree_draft, eagle_tree_shape
 from jaxspec.drafters.tree import TreeShape, best_tokens
 from jaxspec.future_map import token_dtype
@@ -70,7 +71,15 @@ def plan_eagle(setup: DrafterSetup) -> DrafterPlan:
         ModelFileError: the checkpoint is unfit for the target.
         ConfigError: a tree that the settings or the checkpoint leave no room for.
     """
-    config, params = load_eagle(setup.checkpoint, setup.target, setup.dtype)
+    return plan_from_params(*load_eagle(setup.checkpoint, setup.target, setup.dtype), setup)
+
+
+def plan_from_params(config: EagleConfig, params: EagleParams, setup: DrafterSetup) -> DrafterPlan:
+    """`plan_eagle` for weights that are on the device already.
+
+    Raises:
+        ConfigError: as `plan_eagle`.
+    """
     block_size = setup.config.block_size or DEFAULT_BLOCK_SIZE
     tree = eagle_tree_shape(setup.config, config, block_size)
 

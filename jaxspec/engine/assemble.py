@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxspec.config import (
     ConfigError,
-    DeviceFacts,
     EngineConfig,
     Geometry,
-    Kernels,
     check_model_len,
-    resolve,
 )
 from jaxspec.drafters.base import Drafter, DrafterPlan, ModelParams
 from jaxspec.drafters.narrow import widths_of
@@ -31,13 +27,14 @@ from jaxspec.drafters.shipped import Shipped, shipped_drafter
 from jaxspec.engine.auto import StepTimes, Verdict, judge, measure_step_s, remembered_times
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pace import Pace
+from jaxspec.engine.parts import build_parts
 from jaxspec.engine.self_test import self_test_kernels
 from jaxspec.engine.sequence import Detokenizer
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import build_narrow_steps, build_steps
 from jaxspec.grammar import Grammars
 from jaxspec.mode import Mode
-from jaxspec.models import Target, build_target
+from jaxspec.models import Target
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.layers import TargetParams
 from jaxspec.request import Request
@@ -46,7 +43,6 @@ from jaxspec.weights.checkpoint import Checkpoint, open_checkpoint
 from jaxspec.weights.files import Progress, no_progress
 from jaxspec.weights.hub import find_model
 from jaxspec.weights.load import load_target
-from kernels_pallas import early_launch
 from kernels_pallas.dispatch import Choice, Device, pick
 
 _MIN_GPU_JAX = (0, 11, 1)
@@ -247,31 +243,12 @@ def build_engine(
     Raises:
         ConfigError, UnsupportedKernel: settings that cannot be met.
     """
-    kernels, kernel_choices = choose_kernels(config.kernels, device, model, plan, dtype)
     params = ModelParams(target=target_params, drafter=plan.params)
-    itemsize = jnp.dtype(dtype).itemsize
-    kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * itemsize
-    geometry = resolve(
-        config,
-        vocab_size=model.vocab_size,
-        model_max_len=model.max_position_embeddings,
-        block_size=plan.block_size,
-        kv_bytes_per_token=kv_bytes + plan.kv_bytes_per_token,
-        weight_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
-        dtype=dtype,
-        kernels=kernels,
-        device=DeviceFacts(device.platform, _memory_bytes()),
-        tree_depth=plan.tree_depth,
+    parts = build_parts(
+        config, model, plan, params, dtype=dtype, device=device, memory_bytes=_memory_bytes()
     )
+    geometry, target, drafter, kernels, kv_bytes_per_token = parts
     self_test_kernels(geometry, model, plan)
-    target = build_target(
-        model,
-        feature_layers=plan.feature_layers,
-        page_size=geometry.page_size,
-        dtype=jnp.dtype(dtype),
-        kernels=kernels,
-    )
-    drafter = plan.build(target, geometry.page_size, kernels)
     widths = (drafter.block_size,)
     if config.adaptive and config.force_accept is None and config.accept_rule == "keyed":
         widths = widths_of(drafter)
@@ -292,15 +269,7 @@ def build_engine(
         seed=config.seed,
         expected_accept_length=_USEFUL_ACCEPT_LENGTH if plan.feature_layers else None,
     )
-    return BuiltEngine(
-        engine,
-        geometry,
-        target,
-        drafter,
-        params,
-        kernel_choices,
-        kv_bytes + plan.kv_bytes_per_token,
-    )
+    return BuiltEngine(engine, geometry, target, drafter, params, kernels, kv_bytes_per_token)
 
 
 def refuse_old_gpu_jax(platform: str, version: tuple[int, ...]) -> None:
@@ -322,31 +291,6 @@ def choose_dtype(wanted: str, device: Device) -> tuple[str, str]:
     if device.compute_capability is not None and device.compute_capability < (8, 0):
         return "float16", f"auto: {device.kind} has no bfloat16"
     return "bfloat16", "auto: GPUs read half the bytes"
-
-
-def choose_kernels(
-    wanted: str, device: Device, model: ModelConfig, plan: DrafterPlan, dtype: str
-) -> tuple[Kernels, dict[str, Choice]]:
-    """Picks the implementation of each op for the shapes in use, and says why."""
-    shapes = {
-        "paged_attention": {"head_dim": model.head_dim},
-        "kv_write": {"head_dim": model.head_dim},
-        "kv_move": {"head_dim": model.head_dim},
-    }
-    choices: dict[str, Choice] = {}
-    for op in (name for name in Kernels.__dataclass_fields__ if name != "early_launch"):
-        each = [shapes.get(op, {}), plan.kernel_shapes.get(op, {})]
-        picked = [pick(op, requested=wanted, device=device, **sizes) for sizes in each]
-        # One implementation serves target and drafter: the plainer of the two choices.
-        choices[op] = next((c for c in picked if c.name == "xla"), picked[0])
-    if dtype == "float32":
-        choices["few_row_gemm"] = Choice("xla", "its tiles are made for weights of 16 bits")
-    names = {op: choice.name for op, choice in choices.items()}
-    late = early_launch.refuses(device)
-    if plain := [op for op in early_launch.CHAIN if names[op] == "xla"]:
-        late = f"{plain[0]} is XLA's"
-    choices["early_launch"] = Choice("off" if late else "on", late or f"runs on {device.kind}")
-    return Kernels(**names, early_launch=late is None), choices
 
 
 def _memory_bytes() -> int | None:

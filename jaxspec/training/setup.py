@@ -120,21 +120,10 @@ def eagle3_config(
     config: Eagle3TrainConfig, target: ModelConfig, draft_vocab_size: int
 ) -> EagleConfig:
     """An EAGLE-3 head of the target's own proportions (arXiv 2503.01840)."""
-    return EagleConfig(
-        has_taps=True,
-        hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        rope_theta=target.rope_theta,
-        rms_norm_eps=target.rms_norm_eps,
-        max_position_embeddings=target.max_position_embeddings,
-        vocab_size=target.vocab_size,
+    return EagleConfig.like(
+        target,
         draft_vocab_size=draft_vocab_size,
-        target_hidden_size=target.hidden_size,
         feature_layers=default_feature_layers(target.num_layers, config.num_features),
-        rope_scaling=target.rope_scaling,
     )
 
 

@@ -18,6 +18,7 @@ from jaxspec.bench.floor import (
     Machine,
     Work,
     dflash_step,
+    eagle3_step,
     matmul_flops_per_s,
     plain_step,
     prefill_flops,
@@ -283,6 +284,14 @@ def test_steps_are_held_against_the_floor(bench, monkeypatch):
 
 
 @pytest.mark.nightly
+def test_steps_of_eagle3_are_held_against_the_floor(bench):
+    options = ["--batch", "1", "--max-tokens", "60", "--repeats", "1"]
+    (row,) = rows_of(bench, *ROOFLINE, *options, "--drafter", "eagle3")
+    assert (row["step"], row["accept_length"], row["num_compilations"]) == ("eagle3", 6, 0)
+    assert row["tokens_per_s"] * row["ms"] / 1e3 == pytest.approx(6)
+
+
+@pytest.mark.nightly
 def test_split_steps_and_loops_of_steps_are_held_against_the_floor(bench):
     options = ["--batch", "1", "--max-tokens", "60", "--repeats", "1"]
     (split,) = rows_of(bench, *ROOFLINE, *options, "--drafter", "dflash", "--split")
@@ -422,7 +431,7 @@ def test_the_floor_counts_every_product_once():
 
 def test_the_floor_of_a_step_reads_every_weight_and_row_once():
     """The figures of Qwen3-8B that were worked out by hand for one H200."""
-    target, drafter = SHAPES["qwen3-8b"]
+    target, drafter, eagle3 = SHAPES["qwen3-8b"]
     machine = Machine(copy_bytes_per_s=4.3e12, flops_per_s=790e12)
     sizes = {"context": 1024, "itemsize": 2}
     plain = plain_step(target, batch=1, **sizes)
@@ -431,6 +440,15 @@ def test_the_floor_of_a_step_reads_every_weight_and_row_once():
     assert 1e3 * one.floor_s(machine) == pytest.approx(4.34, abs=0.01)
     many = dflash_step(target, drafter, block=16, batch=32, **sizes)
     assert 1e3 * many.floor_s(machine) == pytest.approx(11.9, abs=0.05)
+    # Seven drafts: each reads qkv 6144 x 8192, o 4096 x 4096, the MLP's 3 x 4096 x 12288, the head
+    # of 32,000 ids and 1,032 rows of KV; features are mixed once, 4096 x 12288.
+    layer = 6144 * 8192 + 4096 * 4096 + 3 * 4096 * 12288
+    draft = layer + 32_000 * 4096 + 1032 * 2 * 8 * 128
+    chain = eagle3_step(target, eagle3, block=8, batch=1, **sizes)
+    verify = plain_step(target, batch=1, context=1024 + 7, itemsize=2)
+    assert chain.num_bytes == verify.num_bytes + 2 * (7 * draft + 4096 * 12288)
+    flops = 8 * verify.flops + 2 * (7 * 32_000 * 4096 + 8 * 4096 * 12288 + (8 + 6) * layer)
+    assert chain.flops == flops
     assert Work(10, 30).floor_s(Machine(10.0, 10.0)) == 3.0
 
 

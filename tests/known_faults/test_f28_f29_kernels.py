@@ -4,7 +4,8 @@ import pytest
 
 from jaxspec.drafters.base import DrafterSetup
 from jaxspec.drafters.none import plan_none
-from jaxspec.engine.assemble import choose_dtype, choose_kernels
+from jaxspec.engine.assemble import choose_dtype
+from jaxspec.engine.parts import choose_kernels
 from kernels_pallas import dispatch
 from kernels_pallas.dispatch import Device, UnsupportedKernel
 from kernels_pallas.resolve_prepare.cases import make_case
