@@ -24,7 +24,7 @@ DRAFTERS = {
     "zeros": np.where(np.eye(4, dtype=bool), -np.inf, TABLE),
     "equal": TABLE,
 }
-FILTERS = {"plain": {}, "filtered": {"top_k": 3, "top_p": 0.8}}
+FILTERS = {"plain": {}, "top_k": {"top_k": 2}, "top_p": {"top_p": 0.8}}
 
 
 def sampling_rows(num_rows, *, top_k=0, top_p=1.0):

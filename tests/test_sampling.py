@@ -151,6 +151,7 @@ def test_greedy_takes_the_first_highest_of_many(vocab_size, x64):
 def test_greedy_rows_beside_sampled_ones_equal_argmax():
     """F15: temperatures 0, 0.7, 0; masked logits in a greedy row give no NaN."""
     logits = np.array(logits_of(3, 4))
+    logits[:, :, [0, -1]] -= 9.0  # the greedy ids are neither the first nor the last
     logits[0, :, ::2] = -np.inf
     rows = rows_with(
         {"temperature": 0.0, "top_p": 0.5}, {"temperature": 0.7}, {"temperature": 0.0, "top_k": 1}

@@ -1,5 +1,6 @@
 """F15, F30: rows of different temperatures and seeds in one batch."""
 
+from jaxspec.cache.page_pool import PagePool
 from tests.harness import check, make_engine, request, run, tokens_of
 
 
@@ -23,15 +24,27 @@ def test_greedy_rows_beside_random_ones_equal_their_solo_runs():
 
 
 def test_a_seed_gives_the_same_text_in_any_company_and_slot():
-    """F30: alone, beside others before and behind it, drafted well or badly."""
+    """F30: alone, beside 1 and 3 others, in another slot, drafted well or badly."""
     asked = sampled("seeded", [5, 6, 7], seed=42)
-    others = [sampled(f"o{i}", [i] * 3) for i in range(2)]
+    others = [sampled(f"o{i}", [i] * 3) for i in range(3)]
     texts = []
-    for company in ([asked], [asked, others[0]], [*others, asked], [others[0], asked, others[1]]):
+    for company in ([asked], [asked, others[0]], [*others, asked], [others[0], asked, *others[1:]]):
         for accepts in (0, 7):
             outputs = run(make_engine(accepts=accepts), *company)
             texts.append(tuple(tokens_of(outputs["seeded"])))
     assert len(set(texts)) == 1
+
+
+def test_a_seed_gives_the_same_text_after_a_retraction():
+    """F30: pages for a request and a half, of which the seeded one came last."""
+    to_the_end = dict(max_tokens=None, ignore_eos=True)
+    asked = request("seeded", [5, 6, 7], temperature=1.0, seed=42, **to_the_end)
+    alone = run(make_engine(), asked)["seeded"]
+    engine = make_engine()
+    engine._use_pool(PagePool(16))
+    retracted = run(engine, request("long", [1, 2, 3], **to_the_end), asked)["seeded"]
+    assert retracted.metrics.num_preemptions >= 1
+    assert tokens_of(retracted) == tokens_of(alone)
 
 
 def test_copies_without_a_seed_differ():

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fakes import PieceDetokenizer, letters
-from tests.harness import expected, make_engine, request, run, tokens_of
+from tests.harness import check_logprobs, expected, make_engine, request, run, tokens_of
 
 
 def plain(prompt):
@@ -40,3 +40,14 @@ def test_stop_text_ids_and_usage_agree(stop, accepts):
     assert tokens_of(output) == PLAIN[:4]
     assert completion.text == streamed[-1] == b"".join(PIECES[t] for t in PLAIN[:2]).decode()
     assert output.metrics.num_committed == 3
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("accepts", [7, 0], ids=["one block", "a token a step"])
+def test_logprobs_end_with_the_ids(accepts):
+    """F19: an entry for each id that is left, none of the tail."""
+    engine = make_engine(accepts=accepts, make_detokenizer=lambda _: PieceDetokenizer(PIECES))
+    asked = request("a", PROMPT, max_tokens=12, ignore_eos=True, stop=["zz", "b", "c,"], logprobs=1)
+    output = run(engine, asked)["a"]
+    assert tokens_of(output) == PLAIN[:4]
+    check_logprobs(output, asked)
