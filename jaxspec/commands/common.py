@@ -66,11 +66,7 @@ def within_context(
     """Lowers a max_tokens that the user has not asked for to what the context can hold."""
     if "max_tokens" in given(args, SamplingParams) or params.max_tokens is None:
         return params
-    return replace(
-        params,
-        max_tokens=min(params.max_tokens, max_model_len),
-        min_tokens=min(params.min_tokens, max_model_len),
-    )
+    return replace(params, max_tokens=min(params.max_tokens, max_model_len))
 
 
 def engine_of(args: argparse.Namespace) -> EngineConfig:
