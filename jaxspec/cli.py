@@ -15,7 +15,7 @@ from jaxspec.bench import command as bench
 from jaxspec.commands import chat, generate, models
 from jaxspec.commands.common import EXIT_FAILED, OutputLost, write
 from jaxspec.config import ConfigError
-from jaxspec.interrupts import end_at_sigterm, resend_lost_interrupts
+from jaxspec.interrupts import EXIT_TERMINATED, end_at_sigterm, resend_lost_interrupts
 from jaxspec.options import Parser, UsageError, parse
 from jaxspec.request import RequestError
 from jaxspec.training import command as train
@@ -58,7 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             write("")
         return status
     except KeyboardInterrupt:
+        print("jaxspec: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except SystemExit as leaving:
+        if leaving.code == EXIT_TERMINATED:
+            print("jaxspec: terminated", file=sys.stderr)
+        raise
     except BrokenPipeError:
         # Whatever is still buffered goes nowhere, instead of failing again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,30 +13,34 @@ from types import FrameType
 
 @contextmanager
 def held_back_interrupts() -> Iterator[None]:
-    """Lets the first Ctrl-C wait until the block is over; a second one strikes at once.
+    """Lets the first Ctrl-C or SIGTERM wait until the block is over; a second strikes at once.
 
     A step donates the engine's state and then stores the new one; an interrupt between the two
     would leave an engine without state. Elsewhere than in the main thread it does nothing, since
     Python delivers no signals there.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread() or not handlers:
         yield
         return
     received: list[tuple[int, FrameType | None]] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
-        if received:
-            handler(number, frame)
         received.append((number, frame))
+        if len(received) > 1:
+            handlers[number](number, frame)
 
-    signal.signal(signal.SIGINT, hold)
+    for number in handlers:
+        signal.signal(number, hold)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     if received:
-        handler(*received[0])
+        number, frame = received[0]
+        handlers[number](number, frame)
 
 
 _RESEND_S = 0.05

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jaxspec import cli
-from jaxspec.interrupts import end_at_sigterm
+from jaxspec.interrupts import end_at_sigterm, held_back_interrupts
 from jaxspec.progress import ProgressDisplay
 from jaxspec.stream import Stream
 from tests.tiny_model import write_tiny_model
@@ -69,8 +69,27 @@ def test_a_signal_ends_generate_in_any_phase(
         ended = leaving.code
     assert sent == [number]
     assert ended == status
-    assert "Traceback" not in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "Traceback" not in err
+    assert err.endswith("jaxspec: interrupted\n" if status == 130 else "jaxspec: terminated\n")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_sigterm_waits_for_the_end_of_a_step(default_sigterm):
+    end_at_sigterm()
+    done = []
+    with pytest.raises(SystemExit), held_back_interrupts():
+        signal.raise_signal(signal.SIGTERM)
+        done.append("the state is stored")
+    assert done
+
+
+def test_another_signal_beside_a_held_one_strikes_at_once(default_sigterm):
+    end_at_sigterm()
+    with pytest.raises(KeyboardInterrupt), held_back_interrupts():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the second was held back too")
 
 
 def test_a_second_sigterm_strikes_at_once(default_sigterm):

@@ -128,7 +128,7 @@ def run_steps(
             if clock.since_mark_s > 60 * config.save_minutes:
                 save()
                 clock.mark()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # SIGTERM raises the latter
         save()
         tools.report.say(f"interrupted at step {step}; go on with --resume")
         raise
