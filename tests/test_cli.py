@@ -313,7 +313,7 @@ def test_interrupting_a_command_is_status_130(run, monkeypatch):
     command = cli.Command("", lambda parser: None, lambda args, cache_dir: os.kill(os.getpid(), 2))
     monkeypatch.setitem(cli.COMMANDS, "models", command)
     status, _, err = run("models")
-    assert (status, err) == (130, "")
+    assert (status, err) == (130, "jaxspec: interrupted\n")
 
 
 def test_a_fault_of_our_own_shows_its_traceback(run, monkeypatch):

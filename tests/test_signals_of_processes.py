@@ -238,9 +238,10 @@ def test_training_ends_with_a_checkpoint_to_go_on_from(home, data, tmp_path, sav
     out = tmp_path / "run"
     argv = ["train", "--model", str(home / "model"), "--data", str(data), "--output", str(out)]
     argv += ["--num-layers", "1", "--mask-token-id", "200", "--save-minutes", save_minutes]
-    argv += ["--max-steps", "4000"]
+    argv += ["--max-steps", "4000", "--num-features", "1", "--block-size", "4", "--row-len", "64"]
+    argv += ["--batch-rows", "4", "--num-anchors", "8", "--measure-every", "4000"]
     process = Process(*argv, cache=home / "cache")
-    process.wait_for(r"step")
+    process.wait_for(r"(?m)^step \d+")
     process.interrupted(number)
     assert re.search(r"interrupted at step \d+; go on with --resume", process.text["stderr"])
     steps = [int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdigit()]
@@ -248,7 +249,7 @@ def test_training_ends_with_a_checkpoint_to_go_on_from(home, data, tmp_path, sav
     whole_files(out)
     shorter = [*argv, "--resume"]
     again = Process(*shorter, cache=home / "cache")
-    again.wait_for(r"step")
+    again.wait_for(r"(?m)^step \d+")
     again.interrupted(number)
     for entry in read_metrics(out / "metrics.jsonl"):
         json.dumps(entry)
