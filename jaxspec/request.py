@@ -295,13 +295,18 @@ def sampling_params_fields() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and what is wanted of it; copy_index: which of several answers to it."""
+    """One prompt and what is wanted of it.
+
+    copy_index: which of several answers to it. is_watched: False where nobody reads the answer
+    before its end, which costs the host less: the engine tells of it once, when it is over.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     prompt: str | None = None
     copy_index: int = 0
+    is_watched: bool = True
 
 
 @dataclass(slots=True)
@@ -317,6 +322,14 @@ class RequestMetrics:
     num_committed: int = 0  # in decode steps: the token of the prefill is not counted
     accept_lengths: list[int] = field(default_factory=list)  # one entry a verify
     num_preemptions: int = 0  # times that its pages went to requests that came before
+
+    def count_verify(self, num_drafted: int, num_accepted: int, num_committed: int) -> None:
+        """Adds a verify."""
+        self.num_verifies += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted += num_accepted
+        self.num_committed += num_committed
+        self.accept_lengths.append(num_accepted + 1)
 
     @property
     def mean_accept_length(self) -> float | None:

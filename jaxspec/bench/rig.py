@@ -16,8 +16,9 @@ from jaxspec.bench.prompts import PROMPTS, BenchPrompt
 from jaxspec.config import EngineConfig, Geometry
 from jaxspec.drafters.base import Drafter, ModelParams
 from jaxspec.drafters.narrow import widths_of
+from jaxspec.engine.accounting import EngineStats
 from jaxspec.engine.assemble import assemble, grammars_of
-from jaxspec.engine.engine import Engine, EngineStats
+from jaxspec.engine.engine import Engine
 from jaxspec.engine.pace import Pace
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import Steps, build_narrow_steps, build_steps

@@ -59,7 +59,7 @@ def make_sequence(
         )
     if params.stop and detokenizer is None:
         raise RequestError(f"stop is {params.stop!r}, which needs a tokenizer; give the engine one")
-    stop_ids = sorted(stop_ids_of(request, eos_token_ids))
+    stop_ids = frozenset(stop_ids_of(request, eos_token_ids))
     if len(stop_ids) > geometry.max_stop_ids:
         raise RequestError(
             f"stop_token_ids and EOS ids are {len(stop_ids)}; at most {geometry.max_stop_ids} "
@@ -73,7 +73,7 @@ def make_sequence(
         top_p=params.top_p,
         min_p=params.min_p,
         key=key,
-        stop_ids=stop_ids,
+        stop_ids=sorted(stop_ids),
     )
     metrics = RequestMetrics(arrival_s=time.perf_counter())
     prompt = np.asarray(request.prompt_token_ids, np.int32)
@@ -81,7 +81,17 @@ def make_sequence(
     matcher = None
     if params.structured_outputs is not None:
         matcher = _matcher_of(params.structured_outputs, grammars, eos_token_ids)
-    return Sequence(request, max_len, limits_row, metrics, prompt, detokenizer, matcher, edits_row)
+    return Sequence(
+        request,
+        max_len,
+        limits_row,
+        metrics,
+        prompt,
+        stop_ids,
+        detokenizer=detokenizer,
+        matcher=matcher,
+        edits_row=edits_row,
+    )
 
 
 def _matcher_of(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Sequence as TypingSequence
 
 import jax
 import numpy as np
@@ -15,26 +14,26 @@ import numpy as np
 from jaxspec.cache.page_pool import OutOfPages, PagePool
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import ModelParams
+from jaxspec.engine.accounting import DrafterCheck, EngineStats
 from jaxspec.engine.admission import (
     Tile,
-    bucket,
     make_sequence,
     next_tiles,
     pack_tiles,
     request_key,
-    stop_ids_of,
 )
 from jaxspec.engine.allowed import allowed_tokens
-from jaxspec.engine.commit import commit_tokens
 from jaxspec.engine.device_faults import DeviceFault, StateLost, describe_fault
+from jaxspec.engine.dispatch import DecodeBatch, Dispatch, Entry
 from jaxspec.engine.draft_input import DraftInput
 from jaxspec.engine.edits import build_start_edits, pack_edits, pack_start
-from jaxspec.engine.logprob_output import DecodeToken, read_logprobs
+from jaxspec.engine.landing import Landed
+from jaxspec.engine.logprob_output import DecodeToken
 from jaxspec.engine.pace import Pace
 from jaxspec.engine.page_table import PageTable
 from jaxspec.engine.sequence import Detokenizer, Sequence, TextCodec
 from jaxspec.engine.staged_step import Allow
-from jaxspec.engine.state import EngineState, StepOutput
+from jaxspec.engine.state import EngineState
 from jaxspec.engine.steps import Steps
 from jaxspec.future_map import (
     NON_FINITE_LOGITS,
@@ -48,60 +47,6 @@ from jaxspec.mode import Mode
 from jaxspec.request import FinishReason, Request, RequestError, RequestOutput
 
 log = logging.getLogger(__name__)
-
-_VERIFIES_TO_JUDGE = 64  # slot-steps
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Raw sums; ratios are made where they are printed."""
-
-    num_prefill_steps: int = 0
-    num_decode_steps: int = 0  # dispatches; a loop of several steps is one
-    num_preemptions: int = 0
-    num_verifies: int = 0  # slot-steps
-    num_draft_tokens: int = 0
-    num_accepted: int = 0
-    num_committed: int = 0
-    host_s: float = 0.0  # planning, dispatching and committing
-    wait_s: float = 0.0  # waiting for results
-    accept_lengths: list[int] = field(default_factory=list)  # histogram, index = accept length
-
-    def reset(self) -> None:
-        """Sets all sums to zero."""
-        fresh = EngineStats(accept_lengths=[0] * len(self.accept_lengths))
-        for name in self.__slots__:
-            setattr(self, name, getattr(fresh, name))
-
-
-class Entry(NamedTuple):
-    """A request in a dispatch, and its row of the output; None where the row says nothing yet."""
-
-    seq: Sequence
-    row: int | None
-
-
-class Dispatch(NamedTuple):
-    """A step on its way."""
-
-    output: jax.Array  # packed, i32[B, N+4], or i32[k, B, N+4] of a loop
-    entries: list[Entry]
-    max_commit: int  # rows of KV that it can add to a request
-    kind: str  # "prefill" | "decode" | "decode_loop"
-    mode: Mode
-    width: int  # tokens verified a row
-    started_s: float
-    tiles: Collection[Tile]  # of a prefill
-
-    @property
-    def is_prefill(self) -> bool:
-        """True of a prefill."""
-        return self.kind == "prefill"
-
-    @property
-    def batch(self) -> Hashable:
-        """What tells programs of one width apart: kind, mode and bucket."""
-        return self.kind, self.mode, self.output.shape[-2]
 
 
 class Engine:
@@ -151,7 +96,7 @@ class Engine:
         self._grammars = grammars
         self._overlap = overlap
         self._seed = seed
-        self._expected_accept_length = expected_accept_length
+        self._drafter_check = DrafterCheck(expected_accept_length)
         self._num_requests = 0
         self._prefix_lookahead = prefix_lookahead
         self._use_pool(PagePool(geometry.num_pages))
@@ -162,6 +107,7 @@ class Engine:
         self._prefilling: list[Sequence] = []
         self._running: dict[int, Sequence] = {}  # slot -> request whose prompt is dispatched
         self._draft_input = DraftInput.create_idle_input()
+        self._batch: DecodeBatch | None = None  # of the last decode dispatch
         self._in_flight: deque[Dispatch] = deque()
         self._by_id: dict[str, Sequence] = {}
         self._warm: set[Mode] = set()  # those whose programs were compiled beforehand
@@ -332,7 +278,15 @@ class Engine:
         entries = {}
         for row, tile in enumerate(tiles):
             entries[tile.seq.slot] = Entry(tile.seq, row if tile.is_final else None)
-        self._launch("prefill", packed, list(entries.values()), max_commit=1, tiles=tiles)
+        self._launch(
+            "prefill",
+            packed,
+            list(entries.values()),
+            np.array(list(entries), np.int32),
+            mode=max(tile.seq.request.params.prefill_mode for tile in tiles),
+            max_commit=1,
+            tiles=tiles,
+        )
         self.stats.num_prefill_steps += 1
         self._prefilling = [seq for seq in self._prefilling if seq.num_prefilled < seq.prefill_len]
         started = [seq for seq, row in entries.values() if row is not None and not seq.is_over]
@@ -342,26 +296,47 @@ class Engine:
         )
 
     def _dispatch_decode(self) -> None:
-        going = self._draft_input.filter_batch(
-            {slot for slot, seq in self._running.items() if self._may_go_on(seq)}
-        )
-        seqs = [self._running[slot] for slot in going.rows.tolist()]
-        quiet = not (self._waiting or self._prefilling or any(s.needs_host for s in seqs))
+        batch = self._going()
+        if batch is None:
+            return
+        quiet = not (self._waiting or self._prefilling or batch.needs_host)
         is_loop = quiet and self.geometry.decode_steps > 1
         max_commit = self.geometry.max_commit if is_loop else self.geometry.block_size
-        _, upper = resolve_seq_lens_cpu(self._published_lens, self._in_flight_rows, going.rows)
-        going = going.reserve(upper + np.int32(max_commit))
-        for seq, num_rows in zip(seqs, going.reserved_lens.tolist(), strict=True):
-            self._grow(seq, num_rows, seqs)
-        seqs = [seq for seq in seqs if not seq.is_preempted]
-        going = going.filter_batch({seq.slot for seq in seqs})
-        if not seqs:
-            return
-        packed = pack_decode(going, self.geometry, self._pages.table)
-        entries = [Entry(seq, row) for row, seq in enumerate(seqs)]
+        rows = batch.plan.rows
+        _, upper = resolve_seq_lens_cpu(self._published_lens, self._in_flight_rows, rows)
+        needed = upper + np.int32(max_commit)
+        if batch.lacks(needed):
+            for seq, num_rows in zip(batch.seqs, needed.tolist(), strict=True):
+                self._grow(seq, num_rows, batch.seqs)
+            batch = self._gather([seq for seq in batch.seqs if not seq.is_preempted])
+            if batch is None:
+                return
+        packed = batch.packed(self._pages.table)
         kind = "decode_loop" if is_loop else "decode"
-        self._launch(kind, packed, entries, max_commit=max_commit)
+        self._launch(
+            kind, packed, batch.entries, batch.plan.rows, mode=batch.mode, max_commit=max_commit
+        )
         self.stats.num_decode_steps += 1
+
+    def _going(self) -> DecodeBatch | None:
+        """The requests that the next decode dispatch is for; None where there are none.
+
+        A request that is full once the steps in flight have landed waits for them.
+        """
+        lens = self._published_lens.tolist()
+        seqs = [seq for seq in self._running.values() if self._may_go_on(seq, lens[seq.slot])]
+        if self._batch is not None and self._batch.seqs == seqs:
+            return self._batch
+        return self._gather(seqs)
+
+    def _gather(self, seqs: list[Sequence]) -> DecodeBatch | None:
+        """Makes a batch of running requests; None of none."""
+        self._batch = None
+        if seqs:
+            plan = self._draft_input.filter_batch({seq.slot for seq in seqs})
+            ordered = [self._running[slot] for slot in plan.rows.tolist()]
+            self._batch = DecodeBatch(plan, ordered, self.geometry)
+        return self._batch
 
     def _grow(self, seq: Sequence, num_rows: int, going: list[Sequence]) -> None:
         """Gives a running request pages for `num_rows` rows, others' if there is no other way.
@@ -405,7 +380,7 @@ class Engine:
         seqs = [*self._running.values(), *self._prefilling]
         message = describe_fault(error, "while requests ran")
         log.warning("%s; %d requests are computed again", message, len(seqs))
-        self._state = self._edits = None
+        self._state = self._edits = self._batch = None
         self._in_flight.clear()
         self._in_flight_rows[:] = 0
         for seq in reversed(seqs):
@@ -425,35 +400,37 @@ class Engine:
             outputs = [seq.output() for seq in self._changed.values()]
             raise DeviceFault(message, outputs) from error
 
-    def _may_go_on(self, seq: Sequence) -> bool:
+    @staticmethod
+    def _may_go_on(seq: Sequence, length: int) -> bool:
         """False for a request that is full once the steps in flight have landed.
 
-        Each of them commits a token at least, or finds that the request has ended.
+        Each of them commits a token at least, or finds that the request has ended. length: as last
+        published.
         """
-        length = int(self._published_lens[seq.slot])
         return length + 1 + seq.num_in_flight < seq.max_len
 
     def _launch(
         self,
         kind: str,
         packed: np.ndarray,
-        entries: list[Entry],
+        entries: TypingSequence[Entry],
+        slots: np.ndarray,
         *,
+        mode: Mode,
         max_commit: int,
         tiles: Collection[Tile] = (),
     ) -> None:
-        asked = [entry.seq.request.params for entry in entries]
-        mode = max(params.prefill_mode if tiles else params.mode for params in asked)
         if self._warm and mode not in self._warm:
             self._warm.add(mode)
             name = mode.name.lower()
             log.warning("compiling for %s while requests wait; name it in warm_up", name)
+        size = packed.shape[0]
         width = 1 if tiles else self.geometry.block_size
         if self.pace is not None and not tiles:
-            width = self.pace.choose((kind, mode, len(packed)), may_try=not self._warm)
+            width = self.pace.choose((kind, mode, size), may_try=not self._warm)
+        self._in_flight_rows[slots] += max_commit
         for seq, _ in entries:
             seq.num_in_flight += 1
-            self._in_flight_rows[seq.slot] += max_commit
 
         def allow(tokens: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
             if not tiles:
@@ -466,15 +443,26 @@ class Engine:
         except jax.errors.JaxRuntimeError as error:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
                 raise StateLost(error) from error
+            self._in_flight_rows[slots] -= max_commit
             for seq, _ in entries:
                 seq.num_in_flight -= 1
-                self._in_flight_rows[seq.slot] -= max_commit
             what = f"in a {kind.replace('_', ' ')} of {len(entries)} requests"
             self._fail([entry.seq for entry in entries], describe_fault(error, what))
             return
-        now = time.perf_counter()
-        dispatch = Dispatch(output, entries, max_commit, kind, mode, width, now, tiles)
-        self._in_flight.append(dispatch)
+        self._in_flight.append(
+            Dispatch(
+                output,
+                entries,
+                slots,
+                max_commit,
+                kind,
+                mode,
+                size,
+                width,
+                started_s=time.perf_counter(),
+                tiles=tiles,
+            )
+        )
 
     def _call(
         self, kind: str, packed: np.ndarray, mode: Mode, width: int, allow: Allow
@@ -531,35 +519,28 @@ class Engine:
             self._num_restarts = 0
         now = time.perf_counter()
         self.stats.wait_s += now - before
-        output = StepOutput.unpack(
-            packed if packed.ndim == 3 else packed[None], dispatch.width, self.geometry.vocab_size
+        landed = Landed(
+            dispatch, packed, vocab_size=self.geometry.vocab_size, token_text=self._token_text
         )
-        for row, tile in enumerate(dispatch.tiles):
-            self._keep_prompt_logprobs(tile, output.logprobs[0, row, 1:])
+        landed.keep_prompt_logprobs()
         if self.pace is not None:
-            self._tell_pace(dispatch, output, now)
+            self._tell_pace(dispatch, landed, now)
+        self._in_flight_rows[dispatch.slots] -= dispatch.max_commit
         for seq, row in dispatch.entries:
             seq.num_in_flight -= 1
-            self._in_flight_rows[seq.slot] -= dispatch.max_commit
             if row is not None:
                 # A request that ended or was preempted since it was dispatched drops the result.
-                for step in range(len(packed) if packed.ndim == 3 else 1):
+                for step in range(len(landed.steps)):
                     if seq.is_over:
                         break
-                    self._commit(seq, output.row(step, row), dispatch, now)
-                    self._changed[seq.request.request_id] = seq
+                    self._commit(seq, landed, step, row, now)
+                    if seq.request.is_watched or seq.finished:
+                        self._changed[seq.request.request_id] = seq
             if seq.is_over and seq.slot and not seq.num_in_flight:
                 self._release(seq)
-
-    def _keep_prompt_logprobs(self, tile: Tile, columns: np.ndarray) -> None:
-        """Keeps what a tile tells of the prompt; one that was preempted has told some before."""
-        seq, num_top = tile.seq, tile.seq.request.params.prompt_logprobs
-        if num_top is None or seq.is_over:
-            return
-        first = len(seq.prompt_logprobs) + 1
-        tokens = seq.request.prompt_token_ids[first : tile.start + tile.num_tokens + 1]
-        columns = columns[first - tile.start - 1 :]
-        seq.prompt_logprobs += read_logprobs(columns, list(tokens), num_top, self._token_text)
+        if landed.accepted:
+            self.stats.count_verifies(dispatch.width - 1, landed.accepted, landed.num_kept)
+            self._drafter_check.look_at(self.stats)
 
     @property
     def _token_text(self) -> DecodeToken | None:
@@ -569,7 +550,7 @@ class Engine:
             return None
         return lambda token: tokenizer.decode([token], skip_special_tokens=False)
 
-    def _tell_pace(self, dispatch: Dispatch, output: StepOutput, now: float) -> None:
+    def _tell_pace(self, dispatch: Dispatch, landed: Landed, now: float) -> None:
         """Reports what a decode dispatch took, if nothing else ran meanwhile, and brought."""
         last, self._last_landed = self._last_landed, (dispatch.kind, now)
         if dispatch.is_prefill:
@@ -577,66 +558,23 @@ class Engine:
         if last[0] != "prefill":
             seconds = now - max(last[1], dispatch.started_s)
             self.pace.note_time(dispatch.batch, dispatch.width, seconds)
-        live = output.num_committed[:, : len(dispatch.entries)] > 0
-        accepted = output.num_accepted[:, : len(dispatch.entries)][live]
-        self.pace.note_accepted(dispatch.batch, dispatch.width, accepted.tolist())
+        accepted = landed.accepted_on_device()
+        self.pace.note_accepted(dispatch.batch, dispatch.width, accepted)
 
-    def _commit(self, seq: Sequence, result: StepOutput, dispatch: Dispatch, now: float) -> None:
-        bits = int(result.errors)
+    def _commit(self, seq: Sequence, landed: Landed, step: int, row: int, now: float) -> None:
+        bits = landed.errors(step, row)
         if bits:
             seq.error = describe_errors(seq.slot, bits)
             if bits & ~NON_FINITE_LOGITS:
                 self._faults.append(seq.error)
             self._finish(seq, FinishReason.ERROR)
             return
-        count = int(result.num_committed)
-        self._published_lens[seq.slot] += count
+        self._published_lens[seq.slot] += landed.num_committed(step, row)
         if seq.metrics.first_token_s is None:
             seq.metrics.first_token_s = now
-        num_before = len(seq.output_ids)
-        tokens, logprobs = result.tokens[:count].tolist(), []
-        if (num_top := seq.request.params.logprobs) is not None:
-            logprobs = read_logprobs(result.logprobs, tokens, num_top, self._token_text)
-        commit_tokens(
-            seq,
-            tokens,
-            finished=bool(result.finished),
-            stop_ids=stop_ids_of(seq.request, self._eos_token_ids),
-            logprobs=logprobs,
-        )
-        if seq.matcher is not None:
-            seq.matcher.consume(seq.output_ids[num_before:])
-        if not dispatch.is_prefill and count:
-            # A stop string may have cut off tokens that the device committed.
-            num_kept = len(seq.output_ids) - num_before
-            self._count(seq, dispatch.width - 1, int(result.num_accepted), num_kept)
-        if seq.finished:
+        landed.commit(seq, step, row)
+        if seq.finish_reason is not None:
             self._finish(seq, seq.finish_reason)
-
-    def _count(
-        self, seq: Sequence, num_drafted: int, num_accepted: int, num_committed: int
-    ) -> None:
-        for sums in (self.stats, seq.metrics):
-            sums.num_verifies += 1
-            sums.num_draft_tokens += num_drafted
-            sums.num_accepted += num_accepted
-            sums.num_committed += num_committed
-        self.stats.accept_lengths[num_accepted + 1] += 1
-        if self.stats.num_verifies == _VERIFIES_TO_JUDGE:
-            self._warn_of_useless_drafts()
-        seq.metrics.accept_lengths.append(num_accepted + 1)
-
-    def _warn_of_useless_drafts(self) -> None:
-        """A drafter made for another model, or misread, shows in nothing but its accept length."""
-        mean = 1.0 + self.stats.num_accepted / self.stats.num_verifies
-        if self._expected_accept_length is not None and mean < self._expected_accept_length:
-            log.warning(
-                "mean accept length is %.2f after %d verify steps, below %.1f; check that the "
-                "drafter was made for this model, or use --drafter none",
-                mean,
-                self.stats.num_verifies,
-                self._expected_accept_length,
-            )
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """Ends a request for its caller; slot and pages follow once nothing of it is in flight."""
@@ -671,15 +609,3 @@ class Engine:
         """Rows of KV that hold the request's text, as far as the host knows."""
         is_prefilled = seq.num_prefilled == seq.prefill_len
         return int(self._published_lens[seq.slot]) if is_prefilled else seq.num_prefilled
-
-
-def pack_decode(plan: DraftInput, geometry: Geometry, page_table: np.ndarray) -> np.ndarray:
-    """The packed array of a decode dispatch, i32[B, 1 + M], padded to its bucket with row 0.
-
-    A new array each time: the device may still read the last one (jax#37830).
-    """
-    size = bucket(len(plan), geometry.batch_buckets)
-    packed = np.zeros((size, 1 + geometry.pages_per_slot), np.int32)
-    packed[: len(plan), 0] = plan.rows
-    packed[: len(plan), 1:] = page_table[plan.rows]
-    return packed

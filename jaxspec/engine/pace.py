@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 
 _MEMORY = 64  # slot-steps that an accept rate remembers
+_KEPT = 1 - 1 / _MEMORY  # of what it knows, a slot-step later
 _AROUND = 8  # steps of the kept width that another width's step is held against
 _ENOUGH = 3  # of them for a comparison
 _SHARE = 0.15  # of a new comparison in a step time, once there were several
@@ -45,6 +46,7 @@ class Pace:
         # A draft is thought right until it was wrong.
         self._tried, self._accepted = [1.0] * depth, [1.0] * depth
         self._num_judged = 0
+        self._tokens = self._tokens_by_width()
         self._width = self.widths[0]
         self._saved = 0.0  # seconds that probes may waste
         self._last_probed = {width: 0 for width in self.widths}
@@ -91,11 +93,21 @@ class Pace:
         if width == 1 or not num_accepted:
             return
         self._num_judged += len(num_accepted)
+        drafted = min(width - 1, len(self._tried))
+        stopped = [0] * (drafted + 1)  # rows by how many of these drafts were accepted
         for count in num_accepted:
-            for draft in range(min(count + 1, width - 1, len(self._tried))):
-                right = 1.0 if draft < count else 0.0
-                self._tried[draft] += 1 - self._tried[draft] / _MEMORY
-                self._accepted[draft] += right - self._accepted[draft] / _MEMORY
+            stopped[min(count, drafted)] += 1
+        num_tried = len(num_accepted)
+        for draft in range(drafted):
+            if not num_tried:
+                break
+            num_right = num_tried - stopped[draft]
+            kept = _KEPT**num_tried
+            self._tried[draft] += (1.0 - kept) * (_MEMORY - self._tried[draft])
+            rate = num_right / num_tried
+            self._accepted[draft] += (1.0 - kept) * (rate * _MEMORY - self._accepted[draft])
+            num_tried = num_right
+        self._tokens = self._tokens_by_width()
         if {(batch, width), (batch, self._width)} <= self._times.keys() and width > self._width:
             tokens = 1 + sum(num_accepted) / len(num_accepted)
             if tokens / self._times[batch, width] > self._speed(batch, self._width):
@@ -103,10 +115,14 @@ class Pace:
 
     def tokens_a_step(self, width: int) -> float:
         """Tokens that a row of a step of `width` is expected to emit."""
-        tokens, reached = 1.0, 1.0
-        for tried, accepted in zip(self._tried[: width - 1], self._accepted, strict=False):
+        return self._tokens[min(width, len(self._tokens)) - 1]
+
+    def _tokens_by_width(self) -> list[float]:
+        """`tokens_a_step` of the widths from 1 on."""
+        reached, tokens = 1.0, [1.0]
+        for tried, accepted in zip(self._tried, self._accepted, strict=True):
             reached *= accepted / tried
-            tokens += reached
+            tokens.append(tokens[-1] + reached)
         return tokens
 
     def choose(self, batch: Hashable, *, may_try: bool = False) -> int:

@@ -17,6 +17,8 @@ from jaxspec.request import (
     RequestOutput,
 )
 
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+
 
 class Detokenizer(Protocol):
     """Turns token ids into text piece by piece; never hands out half a character."""
@@ -47,7 +49,8 @@ class Sequence:
     limits_row: np.ndarray  # `pack_limits`
     metrics: RequestMetrics
     prefill_ids: np.ndarray  # i32[L] the prompt, and the output so far of one that was preempted
-    detokenizer: Detokenizer | None = None
+    stop_ids: frozenset[int] = frozenset()  # the token ids that end it, EOS included
+    detokenizer: Detokenizer | None = None  # None where nothing more will be said
     matcher: Matcher | None = None  # what a grammar allows behind `output_ids`
     edits_row: np.ndarray | None = None  # `pack_edits`; None where logits are left as they are
     slot: int = 0  # 0: waits
@@ -60,7 +63,8 @@ class Sequence:
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # where asked for
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # the first has none
-    text: str = ""
+    text: str = ""  # of the tokens that were put into it, see `catch_up`
+    num_told: int = 0  # of `output_ids`: tokens that `text` holds, or its detokenizer holds back
     num_unstoppable_chars: int = 0  # a stop string that ends among them came before min_tokens
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -96,11 +100,24 @@ class Sequence:
         """True where only the host can see the end: stop strings."""
         return bool(self.request.params.stop)
 
+    def catch_up(self) -> None:
+        """Puts the tokens that came since the last time into `text`, all of them at once."""
+        if self.detokenizer is None:
+            return
+        if self.num_told < len(self.output_ids):
+            new = self.output_ids[self.num_told :]
+            self.text += self.detokenizer.push([id_ for id_ in new if id_ not in self.stop_ids])
+            self.num_told = len(self.output_ids)
+        if self.finish_reason in _WHOLE:
+            self.text += self.detokenizer.flush()
+            self.detokenizer = None
+
     def settled_text(self) -> str:
         """The text that no later token can take back.
 
         A running request holds back what may be the beginning of a stop string.
         """
+        self.catch_up()
         stop = self.request.params.stop
         if self.finished or not stop:
             return self.text

@@ -14,11 +14,20 @@ EOS = 9
 
 def sequence(**params):
     request = Request("r", (1, 2), SamplingParams(**params))
-    return Sequence(request, 99, None, RequestMetrics(), None, detokenizer=PieceDetokenizer(PIECES))
+    return Sequence(
+        request,
+        99,
+        None,
+        RequestMetrics(),
+        None,
+        frozenset([EOS]),
+        detokenizer=PieceDetokenizer(PIECES),
+    )
 
 
-def commit(seq, tokens, *, finished=False, stop_ids=(EOS,)):
-    commit_tokens(seq, tokens, finished=finished, stop_ids=set(stop_ids))
+def commit(seq, tokens, *, finished=False):
+    commit_tokens(seq, tokens, finished=finished)
+    seq.catch_up()
     return seq.output_ids, seq.text, seq.finish_reason, seq.stop_reason
 
 

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.engine.engine import pack_decode
+from jaxspec.engine.dispatch import pack_decode
 from jaxspec.mode import Mode
 from tests.fakes import PieceDetokenizer, letters
 from tests.harness import (

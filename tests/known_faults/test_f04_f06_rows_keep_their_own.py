@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.engine.engine import pack_decode
+from jaxspec.engine.dispatch import pack_decode
 from jaxspec.mode import Mode
 from tests.harness import (
     SCRIPT,
@@ -97,7 +97,9 @@ def test_a_row_left_out_of_a_step_goes_on_where_it_was(left_out):
     for asked in ASKED:
         engine.add_request(asked)
     may_go_on, turn, outputs = engine._may_go_on, 0, {}
-    engine._may_go_on = lambda seq: may_go_on(seq) and (turn % 2 == 0 or seq.slot != left_out)
+    engine._may_go_on = lambda seq, length: (
+        may_go_on(seq, length) and (turn % 2 == 0 or seq.slot != left_out)
+    )
     while engine.has_unfinished:
         outputs |= {output.request_id: output for output in engine.step()}
         turn += 1
