@@ -31,10 +31,13 @@ class Inbox:
         self,
         prompts: Sequence[EncodedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        are_watched: bool = True,
     ) -> list[str]:
         """Queues requests, all of them or none, and gives their names.
 
-        sampling_params: for all, or a list with one for each; None: the defaults.
+        sampling_params: for all, or a list with one for each; None: the defaults. are_watched: see
+        `Request.is_watched`.
 
         Raises:
             RequestError: one of them cannot be served.
@@ -44,7 +47,9 @@ class Inbox:
         try:
             for prompt, params in zip(prompts, all_params, strict=True):
                 name = str(next(self._names))
-                request = Request(name, prompt.token_ids, params, prompt.text)
+                request = Request(
+                    name, prompt.token_ids, params, prompt.text, is_watched=are_watched
+                )
                 names.append(name)
                 self._latest[name] = None
                 if params.n > 1:
@@ -58,7 +63,10 @@ class Inbox:
         return names
 
     def latest(self, request_id: str) -> RequestOutput | None:
-        """The request as it was last heard of; None before its first token."""
+        """The request as it was last heard of; None before its first token.
+
+        Of one that is not watched nothing is heard before its end.
+        """
         return self._latest[request_id]
 
     def step(self) -> Sequence[RequestOutput]:

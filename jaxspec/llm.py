@@ -245,7 +245,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        names = self._inbox.add(encoded, sampling_params)
+        names = self._inbox.add(encoded, sampling_params, are_watched=False)
         mine = set(names)
         results: dict[str, RequestOutput] = {}
         try:

@@ -66,9 +66,16 @@ class DecodeBatch:
         self._geometry = geometry
         self._packed: np.ndarray | None = None
 
-    def lacks(self, needed_lens: np.ndarray) -> bool:
-        """True where some request has no pages for its entry of `needed_lens` i32[n]."""
-        return bool((needed_lens > self.plan.reserved_lens).any())
+    def short_of(self, needed_lens: np.ndarray) -> list[int]:
+        """Places of the requests whose pages do not hold their entry of `needed_lens` i32[n]."""
+        short = needed_lens > self.plan.reserved_lens
+        return np.flatnonzero(short).tolist() if short.any() else []
+
+    def reserve(self, needed_lens: np.ndarray) -> None:
+        """Notes that all requests have the pages for `needed_lens` now."""
+        size = np.int32(self._geometry.page_size)
+        self.plan = self.plan.reserve(-(-needed_lens // size) * size)
+        self._packed = None
 
     def packed(self, page_table: np.ndarray) -> np.ndarray:
         """`pack_decode` of the plan; not to be written to."""

@@ -305,12 +305,15 @@ class Engine:
         rows = batch.plan.rows
         _, upper = resolve_seq_lens_cpu(self._published_lens, self._in_flight_rows, rows)
         needed = upper + np.int32(max_commit)
-        if batch.lacks(needed):
-            for seq, num_rows in zip(batch.seqs, needed.tolist(), strict=True):
-                self._grow(seq, num_rows, batch.seqs)
-            batch = self._gather([seq for seq in batch.seqs if not seq.is_preempted])
-            if batch is None:
-                return
+        if short := batch.short_of(needed):
+            for place in short:
+                self._grow(batch.seqs[place], int(needed[place]), batch.seqs)
+            if any(seq.is_preempted for seq in batch.seqs):
+                batch = self._gather([seq for seq in batch.seqs if not seq.is_preempted])
+                if batch is None:
+                    return
+            else:
+                batch.reserve(needed)
         packed = batch.packed(self._pages.table)
         kind = "decode_loop" if is_loop else "decode"
         self._launch(
