@@ -155,10 +155,10 @@ def build_eagle(
         )
 
     def next_tokens(
-        params: ModelParams, hidden: jax.Array, context: DraftContext, positions: jax.Array
+        params: ModelParams, normed: jax.Array, context: DraftContext, positions: jax.Array
     ) -> jax.Array:
         """The drafts at positions i32[B, 1], from [B, 1, E]: token_dtype[B, 1]."""
-        logits = network.logits(params, hidden)
+        logits = network.logits(params, normed)
         if context.greedy:
             return to_target_ids(params.drafter, greedy_tokens(logits))
         return context.sample(to_target_vocabulary(params.drafter, logits, config), positions)
@@ -174,7 +174,8 @@ def build_eagle(
         if context.greedy:
             token = carry.topk_index
         else:
-            token = next_tokens(params, hidden, context, block.positions[:, 1:2])
+            normed = network.norm(params, hidden)
+            token = next_tokens(params, normed, context, block.positions[:, 1:2])
         tokens = [block.token_ids[:, :1], token]
         for step in range(1, num_draft_tokens):
             before = slice(step - 1, step)
@@ -184,8 +185,8 @@ def build_eagle(
                 kv_locs=block.kv_locs[:, before],
                 lens=block.lens + (step - 1),
             )
-            hidden, kv = network.forward(params, kv, hidden, token, row)
-            token = next_tokens(params, hidden, context, block.positions[:, step + 1 : step + 2])
+            (hidden, normed), kv = network.forward(params, kv, hidden, token, row)
+            token = next_tokens(params, normed, context, block.positions[:, step + 1 : step + 2])
             tokens.append(token)
         count = jnp.full_like(context.rows, num_draft_tokens)
         return DraftBlock(jnp.concatenate(tokens, axis=1), count), kv
@@ -194,11 +195,13 @@ def build_eagle(
         params: ModelParams, kv: jax.Array, batch: IngestBatch
     ) -> tuple[jax.Array, EagleCarry]:
         hidden = project_features(params.drafter, batch.features, config)
-        hidden, kv = network.forward(params, kv, hidden, batch.next_ids, batch.block)
+        outputs, kv = network.forward(params, kv, hidden, batch.next_ids, batch.block)
         # A frozen or padding row has no valid position; what it relays is never read.
         last = jnp.maximum(batch.num_valid - 1, 0)
-        hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
-        logits = network.logits(params, hidden)
+        hidden, normed = (
+            jnp.take_along_axis(each, last[:, None, None], axis=1) for each in outputs
+        )
+        logits = network.logits(params, normed)
         if tree is None:
             best = to_target_ids(params.drafter, greedy_tokens(logits))
             return kv, EagleCarry(highest_probability(logits), best, hidden[:, 0])

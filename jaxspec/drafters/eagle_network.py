@@ -17,8 +17,10 @@ from jaxspec.drafters.eagle_params import EagleParams
 from jaxspec.models.base import Block, Kernels, Target
 from jaxspec.models.layers import (
     LayerSpec,
+    add_and_norm,
     attention,
     embed_tokens,
+    is_few,
     linear,
     logits_of,
     rms_norm,
@@ -27,17 +29,26 @@ from jaxspec.models.layers import (
 )
 
 
+class Outputs(NamedTuple):
+    """What a pass leaves, [B, N, E] each: what the next pass reads, and what the head reads."""
+
+    hidden: jax.Array
+    normed: jax.Array
+
+
 class Network(NamedTuple):
     """An EAGLE layer as pure functions.
 
-    forward: (params, kv, hidden, token_ids, block) -> (outputs, kv): from features or own outputs
-        [B, N, E] and the tokens after them to the next outputs.
-    logits: (params, outputs [B, N, E]) -> f32[B, N, V_draft].
+    forward: (params, kv, hidden, token_ids, block) -> (outputs, kv): from features or own hidden
+        states [B, N, E] and the tokens after them to the next outputs.
+    norm: (params, hidden) -> normed, of a hidden state that was relayed without.
+    logits: (params, normed [B, N, E]) -> f32[B, N, V_draft].
     """
 
     forward: Callable[
-        [ModelParams, jax.Array, jax.Array, jax.Array, Block], tuple[jax.Array, jax.Array]
+        [ModelParams, jax.Array, jax.Array, jax.Array, Block], tuple[Outputs, jax.Array]
     ]
+    norm: Callable[[ModelParams, jax.Array], jax.Array]
     logits: Callable[[ModelParams, jax.Array], jax.Array]
 
 
@@ -57,8 +68,7 @@ def build_network(
 
     def forward(
         params: ModelParams, kv: jax.Array, hidden: jax.Array, token_ids: jax.Array, block: Block
-    ) -> tuple[jax.Array, jax.Array]:
-        """(features or own outputs [B, N, E], tokens after them) -> (outputs [B, N, E], kv)."""
+    ) -> tuple[Outputs, jax.Array]:
         own = params.drafter
         embeds = (
             target.embed(params.target, token_ids)
@@ -66,6 +76,10 @@ def build_network(
             else embed_tokens(own.embed, token_ids)
         )
         x, residual = layer_input(own, embeds, hidden, config)
+        # In a tree XLA pads the queries, and without a norm behind it XLA adds what the MLP gives:
+        # neither may be launched early.
+        early = kernels.early_launch and is_few(x.reshape(-1, x.shape[-1]), kernels)
+        early_attention = early and block.mask is None
         attended, kv = attention(
             x,
             kv,
@@ -76,26 +90,32 @@ def build_network(
             inv_freq=jnp.asarray(inv_freq),
             spec=spec,
             kernels=kernels,
+            early_launch=early_attention,
         )
-        x = residual + attended
+        eps = config.rms_norm_eps
+        x, normed = add_and_norm(residual, attended, own.post_norm, None, eps, kernels, early)
         with jax.named_scope("mlp"):
-            x = x + swiglu(
-                rms_norm(x, own.post_norm, config.rms_norm_eps), own.layer, kernels=kernels
+            added = swiglu(
+                normed, own.layer, kernels=kernels, early_launch=early and own.norm is not None
             )
-        if config.norm_output:
-            x = rms_norm(x, own.norm, config.rms_norm_eps)
-        return x, kv
+        if own.norm is None:
+            return Outputs(x + added, x + added), kv
+        x, normed = add_and_norm(x, added, own.norm, None, eps, kernels, False)
+        return Outputs(normed if config.norm_output else x, normed), kv
 
-    def logits(params: ModelParams, hidden: jax.Array) -> jax.Array:
-        """[B, N, E] as `forward` gives them -> f32[B, N, V_draft]."""
-        own = params.drafter
-        if own.norm is not None and not config.norm_output:
-            hidden = rms_norm(hidden, own.norm, config.rms_norm_eps)
-        if own.lm_head is None:
-            return target.logits(params.target, hidden)
-        return logits_of(hidden, own.lm_head)
+    def norm(params: ModelParams, hidden: jax.Array) -> jax.Array:
+        weight = params.drafter.norm
+        if weight is None or config.norm_output:
+            return hidden
+        return rms_norm(hidden, weight, config.rms_norm_eps)
 
-    return Network(forward, logits)
+    def logits(params: ModelParams, normed: jax.Array) -> jax.Array:
+        head = params.drafter.lm_head
+        if head is None:
+            return target.logits(params.target, normed)
+        return logits_of(normed, head)
+
+    return Network(forward, norm, logits)
 
 
 def project_features(params: EagleParams, features: jax.Array, config: EagleConfig) -> jax.Array:

@@ -37,15 +37,15 @@ def build_tree_draft(network: Network, config: EagleConfig, tree: TreeShape):
     width = tree.width
 
     def children(
-        params: ModelParams, hidden: jax.Array, context: DraftContext, position: jax.Array
+        params: ModelParams, normed: jax.Array, context: DraftContext, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Log-probabilities and tokens [B, n, k] behind outputs [B, n, E]; position: i32[B]."""
-        logits = network.logits(params, hidden)
+        logits = network.logits(params, normed)
         if context.greedy:
             log_probs, drafts = best_tokens(logits, width)
             return log_probs, to_target_ids(params.drafter, drafts)
         logits = to_target_vocabulary(params.drafter, logits, config)
-        positions = jnp.broadcast_to(position[:, None], hidden.shape[:2])
+        positions = jnp.broadcast_to(position[:, None], normed.shape[:2])
         return best_tokens(context.scores(logits, positions), width)
 
     def draft(
@@ -57,7 +57,7 @@ def build_tree_draft(network: Network, config: EagleConfig, tree: TreeShape):
         if context.greedy:
             scores, tokens = jnp.log(carry.topk_p), carry.topk_index
         else:
-            scores, tokens = children(params, first, context, block.lens + 1)
+            scores, tokens = children(params, network.norm(params, first), context, block.lens + 1)
             scores, tokens = scores[:, 0], tokens[:, 0]
         candidates, frontier = plant(scores, tokens)
         hidden = jnp.broadcast_to(first, (*tokens.shape, first.shape[-1]))
@@ -70,9 +70,9 @@ def build_tree_draft(network: Network, config: EagleConfig, tree: TreeShape):
                 mask=block_mask(_behind_others(reach)),
             )
             outputs, kv = network.forward(params, kv, hidden, leaves.token_ids, leaves)
-            scores, drafts = children(params, outputs, context, block.lens + (step + 1))
+            scores, drafts = children(params, outputs.normed, context, block.lens + (step + 1))
             candidates, frontier, parent = grow(candidates, frontier, scores, drafts)
-            hidden = jnp.take_along_axis(outputs, parent[:, :, None], axis=1)
+            hidden = jnp.take_along_axis(outputs.hidden, parent[:, :, None], axis=1)
             reach = jnp.take_along_axis(reach, parent[:, :, None], axis=1)
             reach = jnp.concatenate([reach, own], axis=2)
         drafts, parents = keep_best(candidates, block.token_ids[:, 0], tree.num_nodes)

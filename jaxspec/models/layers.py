@@ -102,7 +102,7 @@ def linear(
         [..., out] in x's dtype.
     """
     rows = x.reshape(-1, x.shape[-1])
-    if _is_few(rows, kernels):
+    if is_few(rows, kernels):
         y = few_row_gemm(
             rows, weight, early_launch=early_launch, implementation=kernels.few_row_gemm
         )
@@ -113,7 +113,8 @@ def linear(
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _is_few(rows: jax.Array, kernels: Kernels) -> bool:
+def is_few(rows: jax.Array, kernels: Kernels) -> bool:
+    """Whether the rows [M, in] of a product are for `few_row_gemm`."""
     return kernels.few_row_gemm != "xla" and rows.shape[0] <= MAX_ROWS
 
 
@@ -204,7 +205,7 @@ def swiglu(
 ) -> jax.Array:
     """down(silu(gate(x)) * up(x)): [..., E] -> [..., E]; kernels and early_launch as `linear`."""
     rows = x.reshape(-1, x.shape[-1])
-    if _is_few(rows, kernels):
+    if is_few(rows, kernels):
         run = functools.partial(
             few_row_gemm, early_launch=early_launch, implementation=kernels.few_row_gemm
         )
@@ -346,7 +347,7 @@ def decoder_layers(
         pages.append(layer_pages)
     assert added is not None, "a model has layers"
     # Read by the head, which may be a fusion of XLA's: not early.
-    last, hidden = _add_and_norm(x, added, final_norm, None, specs[-1].rms_norm_eps, kernels, False)
+    last, hidden = add_and_norm(x, added, final_norm, None, specs[-1].rms_norm_eps, kernels, False)
     return LayersOutput(hidden, (*streams[1:], last), tuple(pages))
 
 
@@ -392,11 +393,11 @@ def _layer(x, added, kv_pages, block, layer, norms, index, inv_freq, *, spec, ke
     input_norms, post_norms, q_norms, k_norms = norms
     eps = spec.rms_norm_eps
     # Many rows are multiplied by XLA's kernels, which must not be launched early.
-    early = kernels.early_launch and _is_few(x.reshape(-1, x.shape[-1]), kernels)
+    early = kernels.early_launch and is_few(x.reshape(-1, x.shape[-1]), kernels)
     if added is None:
         normed = rms_norm(x, input_norms[index[0]], eps)
     else:
-        x, normed = _add_and_norm(x, added, input_norms, index, eps, kernels, early and not is_read)
+        x, normed = add_and_norm(x, added, input_norms, index, eps, kernels, early and not is_read)
     entered = x
     attended, kv_pages = attention(
         normed,
@@ -411,14 +412,25 @@ def _layer(x, added, kv_pages, block, layer, norms, index, inv_freq, *, spec, ke
         index=index,
         early_launch=early,
     )
-    x, normed = _add_and_norm(x, attended, post_norms, index, eps, kernels, early)
+    x, normed = add_and_norm(x, attended, post_norms, index, eps, kernels, early)
     with jax.named_scope("mlp"):
         added = swiglu(normed, layer, kernels=kernels, early_launch=early)
     return entered, x, added, kv_pages
 
 
-def _add_and_norm(x, added, weight, index, eps, kernels, early_launch):
-    """(x + added, its norm), [B, N, E] each."""
+def add_and_norm(
+    x: jax.Array,
+    added: jax.Array,
+    weight: jax.Array,
+    index: jax.Array | None,
+    eps: float,
+    kernels: Kernels,
+    early_launch: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """(x + added, its norm), [B, N, E] each.
+
+    weight: [E], or of all layers [L, E] with index i32[1] of this one.
+    """
     width = x.shape[-1]
     results = add_rms_norm(
         x.reshape(-1, width),
