@@ -1,12 +1,17 @@
 """Settings of all tests: strict types, so that no promotion goes unseen, and quick compiling."""
 
+import importlib.metadata
 import os
 import sys
+import tempfile
 
 # Compiling is nearly all of the time, and most of it is LLVM's, which tests of small sizes do not
 # repay. XLA's own passes stay. `XLA_FLAGS= pytest` tests what users run; GPUs are tested so always.
 if "gpu" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    # The emitters by way of MLIR take twice as long to compile. Later versions have no others.
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        quick += " --xla_cpu_use_fusion_emitters=false"
     os.environ.setdefault("XLA_FLAGS", quick)
 
 import jax
@@ -15,6 +20,16 @@ import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def pytest_configure(config):
+    """Keeps a run's programs in one folder, so that no two tests or workers compile the same."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="jaxspec-programs-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["JAXSPEC_TEST_PROGRAMS"] = folder.name
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAXSPEC_TEST_PROGRAMS"])
 
 
 def pytest_collection_modifyitems(config, items):

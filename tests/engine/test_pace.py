@@ -159,8 +159,12 @@ def timed(machine, batches=(1, 2, 4, 8, 16, 32, 64)):
     return pace
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.4, 0.6, 0.8, 0.95])
-@pytest.mark.parametrize("rows", [1, 4, 16, 64])
+def nightly(value):
+    return pytest.param(value, marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("rate", [0.1, nightly(0.4), 0.6, nightly(0.8), 0.95])
+@pytest.mark.parametrize("rows", [1, nightly(4), nightly(16), 64])
 def test_a_sweep_follows_the_better_of_the_curves(rows, rate):
     """From the first step on, within 3 percent of plain decoding and of always drafting."""
     machine = Machine(plain_ms=5.0, per_token_ms=0.05, draft_ms=1.0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 import jax
@@ -232,8 +233,18 @@ def test_a_block_mask_has_words_of_32_bits(mask):
         )
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize(("dim", "page_size"), [(64, 16), (64, 128), (128, 32), (128, 64)])
+# `cases.CASES`, which are lowered too, lack the first two.
+LAYOUTS = list(itertools.product([(64, 128), (128, 64), (64, 16), (128, 32)], [1, 2, 3, 4, 8]))
+DEFAULT = (((64, 128), 1), ((128, 64), 2))
+
+
+@pytest.mark.parametrize(
+    ("dim", "page_size", "group"),
+    [
+        pytest.param(*sizes, group, marks=() if (sizes, group) in DEFAULT else pytest.mark.nightly)
+        for sizes, group in LAYOUTS
+    ],
+)
 def test_every_group_and_head_size_lowers_for_cuda(dim, page_size, group):
     shapes = (
         shaped(4, 16, 2 * group, dim, dtype="bfloat16"),
@@ -244,7 +255,9 @@ def test_every_group_and_head_size_lowers_for_cuda(dim, page_size, group):
     assert testing.lower_for_cuda(run, *shapes).count("custom_call") == 2
 
 
-@pytest.mark.parametrize("kv_heads", [1, 3, 5, 7, 12])
+@pytest.mark.parametrize(
+    "kv_heads", [1, 3, *(pytest.param(heads, marks=pytest.mark.nightly) for heads in (5, 7, 12))]
+)
 def test_warps_are_a_power_of_two_whatever_the_number_of_shares(kv_heads):
     # Lowering takes any number; Triton itself, on the device, does not.
     shapes = (
