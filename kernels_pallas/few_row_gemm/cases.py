@@ -35,6 +35,7 @@ CASES = (
     Case("large and wide, bfloat16", 2, 2560, 5184, residual=True, dtype="bfloat16"),
     Case("large, swiglu, bfloat16", 2, 2560, 72, swiglu=True, dtype="bfloat16"),
     Case("largest, bfloat16", 1, 4104, 264, dtype="bfloat16"),
+    Case("largest, 17 rows", 17, 4104, 264, dtype="bfloat16"),
 )
 
 

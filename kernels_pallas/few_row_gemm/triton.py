@@ -53,6 +53,8 @@ def choose(num_rows: int, outputs: int, width: int, swiglu: bool, bits: int) -> 
         config = Config(32, 256, num_warps=4, num_stages=6, weight_first=False)
     elif outputs <= 4096:
         config = Config(64, 128, num_warps=4, num_stages=8, weight_first=True)
+    elif num_rows <= 16:
+        config = Config(32, 128, num_warps=4, num_stages=6, weight_first=False)
     else:
         config = Config(64, 256, num_warps=4, num_stages=4, weight_first=True)
     rows = tile_m(num_rows) + config.tile_n * (2 if swiglu else 1)

@@ -35,7 +35,7 @@ class Config(NamedTuple):
 
 def choose(tokens: int) -> Config:
     """Few tokens: spread the heads over programs. Many: compute each token's angles only once."""
-    return Config(16, 4) if tokens < 256 else Config(64, 2)
+    return Config(16, 4) if tokens < 256 else Config(64, 4)
 
 
 def kv_write(
