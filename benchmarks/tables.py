@@ -1,4 +1,4 @@
-"""Makes the README's tables of whole steps from the JSON of their runs.
+"""Makes the README's tables of runs on a GPU from the JSON of these runs.
 
 python benchmarks/tables.py            # prints them
 python benchmarks/tables.py --write    # puts them in README.md, between their marks
@@ -19,29 +19,60 @@ _SHAPES = {"qwen3-8b": "Qwen3-8B", "smollm2-135m": "SmolLM2-135M"}
 
 
 def steps() -> str:
-    """Steps with the defaults, and what they would be with one thing else."""
-    results = _read("step_variants")
+    """Decode steps through the engine, plain and with drafts, against the floor."""
     lines = [
-        "| step | batch | ms | floor ms | ratio | launches | dispatch ms |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| step | batch | ms | floor ms | ratio | idle, overlap on / off | dispatch ms | launches "
+        "| tokens/s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    rows = results["rows"]
-    order = list(_SHAPES), ["plain", "dflash"]
-    rows.sort(
-        key=lambda row: (
-            order[0].index(row["shape"]),
-            order[1].index(row["step"]),
-            row["batch"],
-            row["decode_steps"],
-            len(row["changes"]),
-        )
-    )
-    for row in rows:
-        launches = "-" if row["launches"] is None else f"{row['launches']:.0f}"
+    for row in _read("roofline")["rows"]:
+        if row["launches"] is None:  # a prompt, not a step
+            continue
         lines.append(
-            f"| {_SHAPES[row['shape']]}, {row['step']}{_changes(row)} | {row['batch']} "
-            f"| {row['ms']:.2f} | {row['floor_ms']:.2f} | {row['ratio']:.2f} | {launches} "
-            f"| {row['dispatch_ms']:.2f} |"
+            f"| {_SHAPES[row['shape']]}, {row['step']} | {row['batch']} "
+            f"| {row['ms']:.2f} | {row['floor_ms']:.2f} | {row['ratio']:.2f} "
+            f"| {row['idle_percent']:.0f} / {row['blocking_idle_percent']:.0f} % "
+            f"| {row['dispatch_ms']:.2f} | {row['launches']:.0f} | {row['tokens_per_s']:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def prompts() -> str:
+    """Prompts through the engine, to the first token on the host."""
+    lines = ["| prompt | tokens | ms | floor ms | ratio |", "| --- | --- | --- | --- | --- |"]
+    for row in _read("roofline")["rows"]:
+        if row["launches"] is None:
+            lines.append(
+                f"| {_SHAPES[row['shape']]}, {row['step'].removesuffix(' prefill')} "
+                f"| {row['context']:,} | {row['ms']:.1f} | {row['floor_ms']:.1f} "
+                f"| {row['ratio']:.2f} |"
+            )
+    return "\n".join(lines)
+
+
+def served() -> str:
+    """Tokens a second of each drafter, at each number of requests at once."""
+    rows = _read("throughput")["rows"]
+    sizes = sorted({row["concurrency"] for row in rows})
+    heads = " | ".join(f"{size} at once" for size in sizes)
+    lines = [
+        f"| drafter | {heads} | accept length | ms a step |",
+        "| --- " * (len(sizes) + 3) + "|",
+    ]
+    plain = {row["concurrency"]: row["tokens_per_s"] for row in rows if row["drafter"] == "none"}
+    kinds = dict.fromkeys((row["drafter"], row["drafts"]) for row in rows)
+    for kind in kinds:
+        mine = [row for row in rows if (row["drafter"], row["drafts"]) == kind]
+        mine.sort(key=lambda row: row["concurrency"])
+        speeds = []
+        for row in mine:
+            ratio = row["tokens_per_s"] / plain[row["concurrency"]]
+            speeds.append(f"{row['tokens_per_s']:,.0f}" + f" ({ratio:.2f}x)" * (kind[0] != "none"))
+        lengths = " / ".join(f"{row['mean_accept_length']:.2f}" for row in mine)
+        times = " / ".join(f"{row['step_ms']:.2f}" for row in mine)
+        name = ", ".join(part for part in kind if part)
+        lines.append(
+            f"| {name} | {' | '.join(speeds)} | {'1' if kind[0] == 'none' else lengths} | {times} |"
         )
     return "\n".join(lines)
 
@@ -63,23 +94,16 @@ def programs() -> str:
     return "\n".join(lines)
 
 
-def _changes(row: dict[str, Any]) -> str:
-    names = dict(row["changes"])
-    parts = [f"{row['decode_steps']} in a loop"] if row["decode_steps"] > 1 else []
-    if "xla_gpu_enable_command_buffer" in names:
-        parts.append("all of it in one command buffer")
-    if names.get("few_row_gemm") == "xla":
-        parts.append("products and norms by XLA")
-    elif names.get("early_launch") is False:
-        parts.append("no early launch")
-    return f" ({', '.join(parts)})" if parts else ""
-
-
 def _read(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-TABLES: dict[str, Callable[[], str]] = {"steps": steps, "programs": programs}
+TABLES: dict[str, Callable[[], str]] = {
+    "served": served,
+    "steps": steps,
+    "prompts": prompts,
+    "programs": programs,
+}
 
 
 def written(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxspec.pictures.bars import floor_picture
 
-KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "step_variants.json"
+KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "roofline.json"
 
 
 def main() -> None:
@@ -20,11 +20,12 @@ def main() -> None:
     args = parser.parse_args()
     results = json.loads(args.results.read_text())
     shape = args.shape or results["rows"][0]["shape"]
-    rows = [row for row in results["rows"] if row["shape"] == shape]
-    # A step measured in variants is drawn as it is served, where that was measured.
-    rows.sort(key=lambda row: bool(row.get("changes")))
-    first = {(row["step"], row["batch"]): row for row in reversed(rows)}
-    ordered = sorted(first.values(), key=lambda row: (row["step"] != "plain", row["batch"]))
+    rows = [
+        row
+        for row in results["rows"]
+        if row["shape"] == shape and not row["step"].endswith("prefill")
+    ]
+    ordered = sorted(rows, key=lambda row: (row["step"] != "plain", row["batch"]))
     picture = floor_picture(ordered, f"{shape}, {results['device']}, {results['date']}")
     picture.save(args.out)
 

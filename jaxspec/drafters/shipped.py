@@ -22,7 +22,7 @@ class Shipped(NamedTuple):
         return Path(str(resources.files("jaxspec.drafters"))) / "checkpoints" / self.folder
 
 
-SHIPPED = {"smollm2-135m": Shipped("smollm2-135m-dflash", 2.55)}
+SHIPPED = {"smollm2-135m": Shipped("smollm2-135m-dflash", 2.72)}
 
 
 def shipped_drafter(model: str) -> Shipped | None:

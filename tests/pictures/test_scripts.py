@@ -41,12 +41,6 @@ def test_a_roofline_is_drawn(monkeypatch, tmp_path):
     assert (tmp_path / "drawn.png").read_bytes().startswith(PNG)
 
 
-def test_shares_of_right_drafts_become_a_histogram(monkeypatch, tmp_path):
-    names = draw(monkeypatch, "accept_lengths", "--out", tmp_path / "drawn.png")
-    histogram = names["histogram_of"]([0.6, 0.2])
-    assert histogram == pytest.approx({1: 0.4, 2: 0.4, 3: 0.2})
-
-
 @pytest.mark.slow
 def test_a_run_is_drawn(monkeypatch, tmp_path, capsys):
     options = ["--shape", "tiny", "--repeats", 1, "--num-steps", 3]
