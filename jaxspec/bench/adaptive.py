@@ -5,14 +5,13 @@ What else the machine does changes from minute to minute, so the three take turn
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from typing import Any
 
 from jaxspec.bench.compare import num_equal, sums_of
 from jaxspec.bench.metrics import mean_accept_length
-from jaxspec.bench.prompts import prompt_sets
+from jaxspec.bench.prompts import all_prompts
 from jaxspec.bench.report import Column, Result, number
 from jaxspec.bench.rig import Run, build_engine, describe, load_rig, make_requests, run_workload
 from jaxspec.bench.settings import Settings
@@ -43,7 +42,7 @@ def run(settings: Settings) -> Result:
         ConfigError: more at once than there are slots or prompts, or a drafter without drafts.
     """
     wanted = wanted_concurrencies(settings)
-    prompts = list(itertools.chain(*prompt_sets(settings.prompts).values()))
+    prompts = all_prompts(settings.prompts)
     load = {"cache_dir": settings.cache_dir, "on_progress": settings.on_progress}
     plain = load_rig(settings.config_with("none"), **load)
     never = build_engine(plain)

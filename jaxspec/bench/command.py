@@ -128,8 +128,8 @@ def add_arguments(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="prompts, one a line or .jsonl, instead of the built-in ones (acceptance and "
-        "throughput); may be repeated",
+        help="prompts, one a line or .jsonl, instead of the built-in ones (acceptance, adaptive "
+        "and throughput); may be repeated",
     )
     parser.add_argument("--repeats", type=read_int, metavar="N", help="rounds of what is short")
     parser.add_argument(

@@ -60,6 +60,11 @@ PROMPTS = (
 )
 
 
+def all_prompts(files: Sequence[str]) -> list[BenchPrompt]:
+    """The prompts of all `prompt_sets`, one set after the other."""
+    return [prompt for prompts in prompt_sets(files).values() for prompt in prompts]
+
+
 def prompt_sets(files: Sequence[str]) -> Mapping[str, Sequence[BenchPrompt]]:
     """The sets by name: the files', each under its name without endings, else the built-in one.
 

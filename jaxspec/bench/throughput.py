@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 from jaxspec.bench.compare import not_lossless, sums_of
 from jaxspec.bench.metrics import mean_accept_length
-from jaxspec.bench.prompts import prompt_sets
+from jaxspec.bench.prompts import all_prompts
 from jaxspec.bench.report import Column, Result, number
 from jaxspec.bench.rig import build_engine, describe, load_rig, make_requests, run_workload
 from jaxspec.bench.settings import Settings
@@ -33,7 +31,7 @@ def run(settings: Settings) -> Result:
     """
     rows = []
     wanted = wanted_concurrencies(settings)
-    prompts = list(itertools.chain(*prompt_sets(settings.prompts).values()))
+    prompts = all_prompts(settings.prompts)
     for drafter in settings.drafters:
         rig = load_rig(
             settings.config_with(drafter),

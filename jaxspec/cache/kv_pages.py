@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
 
 NULL_PAGE = 0  # a real page that no request owns: where padding is written
+
+
+class KVSizes(Protocol):
+    """What the config of a target or a drafter says of its KV."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+def kv_bytes_per_token(sizes: KVSizes, num_layers: int, dtype: str) -> int:
+    """Bytes that K and V of a token take in so many layers."""
+    return 2 * num_layers * sizes.num_kv_heads * sizes.head_dim * jnp.dtype(dtype).itemsize
 
 
 def kv_locs_at(page_table: jax.Array, positions: jax.Array, page_size: int) -> jax.Array:

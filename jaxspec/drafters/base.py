@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, Protocol
 
 import flax.struct
 import jax
-import jax.numpy as jnp
 
+from jaxspec.cache.kv_pages import KVSizes, kv_bytes_per_token
 from jaxspec.config import EngineConfig, Kernels
 from jaxspec.models.base import Block, Target
 from jaxspec.models.config import ModelConfig
@@ -169,12 +169,10 @@ class DrafterPlan(NamedTuple):
     tree_depth: int | None = None
 
 
-class AttentionSizes(Protocol):
+class AttentionSizes(KVSizes, Protocol):
     """What a drafter's config says of its attention."""
 
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
 
 
 def kv_and_shapes(
@@ -183,5 +181,5 @@ def kv_and_shapes(
     """The KV bytes a token of a drafter's layers, and the kernel shapes of their attention."""
     heads = {"kv_heads": sizes.num_kv_heads, "head_dim": sizes.head_dim}
     own = {"heads": sizes.num_heads, **heads}
-    kv_bytes = 2 * num_layers * sizes.num_kv_heads * sizes.head_dim * jnp.dtype(dtype).itemsize
+    kv_bytes = kv_bytes_per_token(sizes, num_layers, dtype)
     return kv_bytes, {"paged_attention": own, "kv_write": own}

@@ -49,21 +49,11 @@ class DFlashConfig:
         As those of the paper are (arXiv 2602.06036).
         """
         return cls(
+            **target.proportions(),
             num_layers=num_layers,
-            hidden_size=target.hidden_size,
-            intermediate_size=target.intermediate_size,
-            num_heads=target.num_heads,
-            num_kv_heads=target.num_kv_heads,
-            head_dim=target.head_dim,
-            rope_theta=target.rope_theta,
-            rms_norm_eps=target.rms_norm_eps,
             block_size=block_size,
             mask_token_id=mask_token_id,
             target_layer_ids=target_layer_ids,
             layer_windows=(None,) * num_layers,
             layer_causal=(False,) * num_layers,
-            max_position_embeddings=target.max_position_embeddings,
-            vocab_size=target.vocab_size,
-            target_hidden_size=target.hidden_size,
-            rope_scaling=target.rope_scaling,
         )

@@ -63,20 +63,10 @@ class EagleConfig:
     ) -> EagleConfig:
         """An EAGLE-3 drafter of the target's own proportions (arXiv 2503.01840)."""
         return cls(
+            **target.proportions(),
             has_taps=True,
-            hidden_size=target.hidden_size,
-            intermediate_size=target.intermediate_size,
-            num_heads=target.num_heads,
-            num_kv_heads=target.num_kv_heads,
-            head_dim=target.head_dim,
-            rope_theta=target.rope_theta,
-            rms_norm_eps=target.rms_norm_eps,
-            max_position_embeddings=target.max_position_embeddings,
-            vocab_size=target.vocab_size,
             draft_vocab_size=draft_vocab_size,
-            target_hidden_size=target.hidden_size,
             feature_layers=feature_layers,
-            rope_scaling=target.rope_scaling,
         )
 
     @property

@@ -59,7 +59,7 @@ def make_sequence(
         )
     if params.stop and detokenizer is None:
         raise RequestError(f"stop is {params.stop!r}, which needs a tokenizer; give the engine one")
-    stop_ids = frozenset(stop_ids_of(request, eos_token_ids))
+    stop_ids = stop_ids_of(request, eos_token_ids)
     if len(stop_ids) > geometry.max_stop_ids:
         raise RequestError(
             f"stop_token_ids and EOS ids are {len(stop_ids)}; at most {geometry.max_stop_ids} "
@@ -148,10 +148,10 @@ def bad_word_ids(words: tuple[str, ...], tokenizer: TextCodec | None) -> list[tu
     return list(found)
 
 
-def stop_ids_of(request: Request, eos_token_ids: tuple[int, ...]) -> set[int]:
+def stop_ids_of(request: Request, eos_token_ids: tuple[int, ...]) -> frozenset[int]:
     """The token ids that end a request."""
     eos = () if request.params.ignore_eos else eos_token_ids
-    return {*eos, *request.params.stop_token_ids}
+    return frozenset((*eos, *request.params.stop_token_ids))
 
 
 def _check_prompt(request: Request, geometry: Geometry) -> None:

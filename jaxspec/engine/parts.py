@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.cache.kv_pages import kv_bytes_per_token
 from jaxspec.config import DeviceFacts, EngineConfig, Geometry, Kernels, resolve
 from jaxspec.drafters.base import Drafter, DrafterPlan, ModelParams
 from jaxspec.models import Target, build_target
@@ -47,9 +48,7 @@ def build_parts(
         ConfigError, UnsupportedKernel: settings that cannot be met.
     """
     chosen, choices = choose_kernels(config.kernels, device, model, plan, dtype)
-    itemsize = jnp.dtype(dtype).itemsize
-    target_kv = 2 * model.num_layers * model.num_kv_heads * model.head_dim * itemsize
-    kv_bytes = target_kv + plan.kv_bytes_per_token
+    kv_bytes = kv_bytes_per_token(model, model.num_layers, dtype) + plan.kv_bytes_per_token
     geometry = resolve(
         config,
         vocab_size=model.vocab_size,

@@ -41,5 +41,21 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
+    def proportions(self) -> dict[str, Any]:
+        """The fields of a drafter's config that one of this model's own proportions shares."""
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "rope_theta": self.rope_theta,
+            "rms_norm_eps": self.rms_norm_eps,
+            "max_position_embeddings": self.max_position_embeddings,
+            "vocab_size": self.vocab_size,
+            "target_hidden_size": self.hidden_size,
+            "rope_scaling": self.rope_scaling,
+        }
+
 
 Json = dict[str, Any]

@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.cache.kv_pages import kv_bytes_per_token
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import ModelParams
 from jaxspec.engine.admission import bucket, request_key
 from jaxspec.engine.assemble import Assembled
+from jaxspec.engine.dispatch import pack_decode
+from jaxspec.engine.draft_input import DraftInput
 from jaxspec.engine.state import (
     EngineState,
     StepOutput,
@@ -86,9 +88,8 @@ def build_bulk(assembled: Assembled, *, num_slots: int, decode_steps: int, free_
     platform = jax.default_backend()
     on_gpu = platform == "gpu"
     per_slot = geometry.pages_for(geometry.max_model_len + 2 * decode_steps)
-    itemsize = jnp.dtype(geometry.dtype).itemsize
-    kv = 2 * model.num_layers * model.num_kv_heads * model.head_dim * itemsize
-    slot_bytes = per_slot * geometry.page_size * kv + _LOGITS * _F32 * model.vocab_size
+    kv_bytes = kv_bytes_per_token(model, model.num_layers, geometry.dtype)
+    slot_bytes = per_slot * geometry.page_size * kv_bytes + _LOGITS * _F32 * model.vocab_size
     num_slots = max(
         1, min(num_slots, int(_MEMORY_SHARE.get(platform, 0.25) * free_bytes) // slot_bytes)
     )
@@ -306,11 +307,11 @@ class Bulk:
         slots = np.nonzero(self._live)[0]
         if not len(slots):
             return
-        size = bucket(len(slots), self.geometry.batch_buckets)
-        packed = np.zeros((size, 1 + self.geometry.pages_per_slot), np.int32)
-        packed[: len(slots), 0] = slots
-        packed[: len(slots), 1:] = self._page_table[slots]
-        is_loop = self.geometry.decode_steps > 1
+        geometry = self.geometry
+        reserved = np.full(len(slots), geometry.pages_per_slot * geometry.page_size, np.int32)
+        plan = DraftInput(slots.astype(np.int32), reserved)
+        packed = pack_decode(plan, geometry, self._page_table)
+        is_loop = geometry.decode_steps > 1
         step = self._steps.decode_loop if is_loop else self._steps.decode
         self._decode = self._call(step, packed), slots
 
