@@ -64,7 +64,7 @@ class DecodeBatch:
         self.mode = max(seq.request.params.mode for seq in seqs)
         self.needs_host = any(seq.needs_host for seq in seqs)
         self._geometry = geometry
-        self._packed: np.ndarray | None = None
+        self._packed: jax.Array | None = None
 
     def short_of(self, needed_lens: np.ndarray) -> list[int]:
         """Places of the requests whose pages do not hold their entry of `needed_lens` i32[n]."""
@@ -77,10 +77,14 @@ class DecodeBatch:
         self.plan = self.plan.reserve(-(-needed_lens // size) * size)
         self._packed = None
 
-    def packed(self, page_table: np.ndarray) -> np.ndarray:
-        """`pack_decode` of the plan; not to be written to."""
+    def packed(self, page_table: np.ndarray) -> jax.Array:
+        """`pack_decode` of the plan, on the device while no request gets another page.
+
+        A step reads it in every layer: at a new address, XLA would set the parameters of all those
+        launches in its command buffer anew.
+        """
         if self._packed is None:
-            self._packed = pack_decode(self.plan, self._geometry, page_table)
+            self._packed = jax.device_put(pack_decode(self.plan, self._geometry, page_table))
         return self._packed
 
 

@@ -214,7 +214,8 @@ class Engine:
             return allowed_tokens([], tokens, parents, self.geometry.vocab_size)
 
         width = width or self.geometry.block_size
-        jax.block_until_ready(self._call(kind, packed, mode, width, allow))
+        array = packed if kind == "prefill" else jax.device_put(packed)
+        jax.block_until_ready(self._call(kind, array, mode, width, allow))
         self._warm.add(mode)
 
     def check_idle(self) -> None:
@@ -415,7 +416,7 @@ class Engine:
     def _launch(
         self,
         kind: str,
-        packed: np.ndarray,
+        packed: np.ndarray | jax.Array,
         entries: TypingSequence[Entry],
         slots: np.ndarray,
         *,
@@ -468,7 +469,7 @@ class Engine:
         )
 
     def _call(
-        self, kind: str, packed: np.ndarray, mode: Mode, width: int, allow: Allow
+        self, kind: str, packed: np.ndarray | jax.Array, mode: Mode, width: int, allow: Allow
     ) -> jax.Array:
         """Runs a program; those of modes without edits never see the edits' rows.
 
