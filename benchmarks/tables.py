@@ -37,6 +37,24 @@ def steps() -> str:
     return "\n".join(lines)
 
 
+def sweep() -> str:
+    """Steps at other contexts and batch sizes; the context is that of the prompts."""
+    rows = [row for row in _read("roofline_sweep")["rows"] if row["launches"] is not None]
+    contexts = sorted({row["prompt_len"] for row in rows})
+    lines = [
+        f"| ms (ratio to the floor) | batch | {' | '.join(f'{c:,}' for c in contexts)} |",
+        "| --- " * (len(contexts) + 2) + "|",
+    ]
+    found = {(row["step"], row["batch"], row["prompt_len"]): row for row in rows}
+    for step, batch in dict.fromkeys((row["step"], row["batch"]) for row in rows):
+        cells = []
+        for context in contexts:
+            row = found.get((step, batch, context))
+            cells.append(f"{row['ms']:.2f} ({row['ratio']:.2f})" if row else "no room")
+        lines.append(f"| {_SHAPES[rows[0]['shape']]}, {step} | {batch} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def prompts() -> str:
     """Prompts through the engine, to the first token on the host."""
     lines = ["| prompt | tokens | ms | floor ms | ratio |", "| --- | --- | --- | --- | --- |"]

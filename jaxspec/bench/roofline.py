@@ -95,14 +95,18 @@ def run(settings: Settings) -> Result:
             "kernels": dataclasses.asdict(rig.geometry.kernels),
         }
         lengths = [length for length in PROMPTS if length < rig.geometry.max_model_len]
-        together = [(batch, options.context) for batch in options.batch]
+        cases = [
+            (b, c) for c in options.context for b in options.batch if _fits(rig, b, c, settings)
+        ]
+        together = [(batch, rig.num_unknown(context)) for batch, context in cases]
         rig.compile([*together, *((1, length) for length in lengths)], progress)
         sizes = _memory(rig)
         common |= sizes
         memory[f"memory, {common['step']}"] = _in_words(sizes)
-        for batch in options.batch:
-            progress(f"timing {common['step']} at batch {batch}", 0, 0)
-            steps.append({**common, **_step_row(rig, settings, machine, batch)})
+        for done, (batch, context) in enumerate(cases):
+            what = f"{common['step']} at batch {batch} and context {context}"
+            progress(f"timing {what}", done, len(cases))
+            steps.append({**common, **_step_row(rig, settings, machine, batch, context)})
         progress(f"timing prompts with {common['step']}", 0, 0)
         common["step"] += " prefill"
         prefills += [{**common, **_prefill_row(rig, settings, machine, n)} for n in lengths]
@@ -118,6 +122,8 @@ def run(settings: Settings) -> Result:
             "idle": "a step of the engine less one of its program called in a chain",
             "launches": "kernels and copies a step, from a profile of calls without command "
             "buffers",
+            "context": "of prompts found in the prefix cache, with random numbers as KV; what does "
+            "not fit into memory is left out",
             "prefill": "from a prompt handed over to its first token on the host, batch 1",
             "best of": settings.repeats,
             **memory,
@@ -130,7 +136,8 @@ def check(settings: Settings) -> None:
     config, options = settings.config, settings.roofline
     longest = SHAPES[options.shape].target.max_position_embeddings
     limit = min(longest, config.max_model_len or longest)
-    needed = options.context + settings.max_tokens
+    context = max(options.context)
+    needed = context + settings.max_tokens
     if unknown := [name for name in settings.drafters if name not in DRAFTERS]:
         raise ConfigError(
             f"drafter is {unknown[0]!r}; roofline measures {', '.join(DRAFTERS)}, with random "
@@ -142,7 +149,7 @@ def check(settings: Settings) -> None:
         )
     if needed > limit:
         raise ConfigError(
-            f"context {options.context} and max_tokens {settings.max_tokens} make {needed} tokens, "
+            f"context {context} and max_tokens {settings.max_tokens} make {needed} tokens, "
             f"but max_model_len is {limit}; lower one of them"
         )
 
@@ -174,15 +181,23 @@ class Timing(NamedTuple):
     num_compilations: int
 
 
-def _step_row(rig: ShapeRig, settings: Settings, machine: Machine, batch: int) -> dict[str, Any]:
+def _fits(rig: ShapeRig, batch: int, context: int, settings: Settings) -> bool:
+    """Whether the pool has pages for all requests until their end."""
+    at_most = context + settings.max_tokens + 2 * rig.geometry.max_commit
+    return batch * rig.geometry.pages_for(at_most) < rig.geometry.num_pages
+
+
+def _step_row(
+    rig: ShapeRig, settings: Settings, machine: Machine, batch: int, context: int
+) -> dict[str, Any]:
     clock = Clock(rig.step)
     rounds, chains = [], []
     for _ in range(settings.repeats):
-        rounds.append(_time_engine(rig, settings, clock, batch, overlap=True))
+        rounds.append(_time_engine(rig, clock, batch, context, settings.max_tokens, overlap=True))
         chains.append(_chain_ms(rig, clock))
     timing = min(rounds, key=lambda each: each.ms)
     kernels = profile_calls(lambda: _call(rig, clock), _PROFILED)
-    blocking = _time_engine(rig, settings, clock, batch, overlap=False)
+    blocking = _time_engine(rig, clock, batch, context, settings.max_tokens, overlap=False)
     clock.state = None
     work = _work(rig, batch, timing.context)
     floor_ms = 1e3 * work.floor_s(machine)
@@ -190,6 +205,7 @@ def _step_row(rig: ShapeRig, settings: Settings, machine: Machine, batch: int) -
     launches = sum(row["launches"] for row in kernels) / rig.geometry.decode_steps
     return {
         "batch": batch,
+        "prompt_len": context,
         "context": timing.context,
         "accept_length": rig.accept_length,
         "ms": timing.ms,
@@ -211,13 +227,13 @@ def _step_row(rig: ShapeRig, settings: Settings, machine: Machine, batch: int) -
 
 
 def _time_engine(
-    rig: ShapeRig, settings: Settings, clock: Clock, batch: int, *, overlap: bool
+    rig: ShapeRig, clock: Clock, batch: int, context: int, max_tokens: int, *, overlap: bool
 ) -> Timing:
     """Runs until half of the tokens are there; the rest is room for the program alone."""
-    context, max_tokens = settings.roofline.context, settings.max_tokens
     clock.state = None  # as large as the pool of the engine that is built now
-    engine = rig.engine(clock, overlap=overlap)
-    for request in rig.requests(batch, context, max_tokens):
+    requests = rig.requests(batch, context, max_tokens)
+    engine = rig.engine(clock, overlap=overlap, known=requests)
+    for request in requests:
         engine.add_request(request)
     num_tokens: dict[str, int] = {}
     while len(num_tokens) < batch:

@@ -23,7 +23,7 @@ class RooflineOptions:
 
     shape: str = _option("smollm2-135m", f"sizes of random weights: {', '.join(SHAPE_NAMES)}")
     batch: tuple[int, ...] = _option((1, 8, 32), "requests that decode together")
-    context: int = _option(1024, "tokens of each prompt")
+    context: tuple[int, ...] = _option((1024,), "tokens of each prompt")
     split: bool = _option(False, "verification and ingest as two programs")
 
     def __post_init__(self) -> None:
@@ -31,7 +31,7 @@ class RooflineOptions:
             raise ConfigError(
                 f"shape is {self.shape!r}; it must be one of {', '.join(SHAPE_NAMES)}"
             )
-        for name, least in (("batch", min(self.batch)), ("context", self.context)):
+        for name, least in (("batch", min(self.batch)), ("context", min(self.context))):
             if least < 1:
                 raise ConfigError(f"{name} is {least}; it must be at least 1")
 

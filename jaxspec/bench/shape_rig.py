@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxspec.bench.shapes import Shape, plan_shape
 from jaxspec.config import EngineConfig
 from jaxspec.engine.assemble import build_engine
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.state import empty_prefill_batch, init_state
+from jaxspec.engine.state import EngineState, empty_prefill_batch, init_state
 from jaxspec.engine.steps import Step, build_steps
 from jaxspec.mode import Mode
 from jaxspec.models.layers import TargetParams
@@ -76,11 +79,30 @@ class ShapeRig:
         """The program of a batch that nobody waits beside."""
         return getattr(self.steps, self.kind)
 
-    def engine(self, step: Step, *, overlap: bool) -> Engine:
-        """An engine with KV of its own that calls `step` instead of its own program."""
+    def engine(self, step: Step, *, overlap: bool, known: Sequence[Request] = ()) -> Engine:
+        """An engine with KV of its own that calls `step` instead of its own program.
+
+        known: requests whose prompts it finds in its prefix cache, as far as pages are full. Their
+        KV is as random as what random weights would compute, and takes no time.
+        """
         steps = self.steps._replace(**{self.kind: step})
         state = init_state(self.geometry, self.target, self.drafter)
-        return Engine(self.geometry, self.params, state, {Mode.GREEDY: steps}, overlap=overlap)
+        engine = Engine(
+            self.geometry,
+            self.params,
+            _fill_kv(state) if known else state,
+            {Mode.GREEDY: steps},
+            overlap=overlap,
+            prefix_lookahead=self.drafter.kv_lookahead if known else None,
+        )
+        for request in known:
+            engine.remember(request.prompt_token_ids)
+        return engine
+
+    def num_unknown(self, prompt_len: int) -> int:
+        """Tokens of a known prompt that are computed all the same: those of no full page."""
+        size = self.geometry.page_size
+        return prompt_len - (prompt_len - 1 - self.drafter.kv_lookahead) // size * size
 
     def requests(self, count: int, prompt_len: int, max_tokens: int) -> list[Request]:
         """Greedy requests that end at their length alone, with prompts of random ids."""
@@ -121,6 +143,25 @@ class ShapeRig:
                 found.add(next(size for size in buckets if size >= tiles))
                 left -= tiles
         return found
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _fill_kv(state: EngineState) -> EngineState:
+    """Numbers from -1 to 1 in place of zeros, which would cost a device less energy to read."""
+
+    def fill(leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        last = lax.broadcasted_iota(jnp.uint32, leaf.shape, leaf.ndim - 1)
+        first = lax.broadcasted_iota(jnp.uint32, leaf.shape, 0)
+        mixed = (last * jnp.uint32(2654435761)) ^ (first * jnp.uint32(2246822519))
+        mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(2246822519)
+        signed = lax.bitcast_convert_type(mixed, jnp.int32).astype(jnp.float32)
+        return (signed * jnp.float32(2.0**-31)).astype(leaf.dtype)
+
+    return state.replace(
+        kv=jax.tree.map(fill, state.kv), drafter_state=jax.tree.map(fill, state.drafter_state)
+    )
 
 
 def memory_in_use() -> int | None:

@@ -159,6 +159,16 @@ class Engine:
         self._finish(seq, FinishReason.ABORT)
         return seq.output()
 
+    def remember(self, token_ids: TypingSequence[int]) -> None:
+        """Takes pages of the pool for KV of a text, as if a request had left it there.
+
+        Whoever calls it has put the KV into the state, or measures only time.
+
+        Raises:
+            OutOfPages: there are too few.
+        """
+        self._pages.remember(token_ids)
+
     @property
     def has_unfinished(self) -> bool:
         """True while a request runs or waits, or a step is in flight."""
@@ -478,24 +488,27 @@ class Engine:
         is_narrow = kind != "prefill" and width < self.geometry.block_size
         steps = self._narrow_steps[width] if is_narrow else self._steps
         step = getattr(steps[mode], kind)
-        if not mode.edits:
-            self._state, output = step(self._params, self._state, packed)
-            return output
+        state, asked = self._state, ()
+        if mode.edits:
+            self._freshen_edits()
+            state = state.replace(edits=self._edits)
+        if mode.constrained and kind == "decode":
+            asked = (allow,)
+        elif mode.constrained:
+            words = allow(np.zeros((len(packed), 1), np.int32), None).view(np.int32)
+            packed = np.concatenate([packed, words[:, 0]], axis=1)
+        state, output = step(self._params, state, packed, *asked)
+        if mode.edits:
+            self._edits, state = state.edits, state.replace(edits=None)
+        self._state = state
+        return output
+
+    def _freshen_edits(self) -> None:
+        """Makes the rows of slots neutral that no longer belong to who asked for edits."""
         if self._edits is None:
             self._write_edits(0, pack_edits(self.geometry))
         for slot in list(self._stale_edits):
             self._write_edits(slot, pack_edits(self.geometry))
-        begun = self._state.replace(edits=self._edits)
-        if mode.constrained and kind == "decode":
-            state, output = step(self._params, begun, packed, allow)
-        elif mode.constrained:
-            words = allow(np.zeros((len(packed), 1), np.int32), None).view(np.int32)
-            packed = np.concatenate([packed, words[:, 0]], axis=1)
-            state, output = step(self._params, begun, packed)
-        else:
-            state, output = step(self._params, begun, packed)
-        self._state, self._edits = state.replace(edits=None), state.edits
-        return output
 
     def _write_edits(self, slot: int, edits: np.ndarray, seq: Sequence | None = None) -> None:
         """Writes a slot's edits, for a request that begins there, or neutral ones."""

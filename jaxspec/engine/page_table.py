@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as TokenIds
+
 import numpy as np
 
 from jaxspec.cache.page_pool import OutOfPages, PagePool
@@ -75,6 +77,16 @@ class PageTable:
             self.pool.release(pages)
         else:
             self.prefixes.hand_over(seq.token_ids, pages, num_rows)
+
+    def remember(self, token_ids: TokenIds[int]) -> None:
+        """Enters a text of no request, as far as it fills pages, into the prefix cache.
+
+        Raises:
+            OutOfPages: there are too few.
+        """
+        assert self.prefixes is not None, "this engine keeps no KV of past texts"
+        pages = self.pool.allocate(len(token_ids) // self._geometry.page_size)
+        self.prefixes.hand_over(token_ids, pages, len(token_ids))
 
     def discard(self, seq: Sequence) -> None:
         """As `take_back`, of a request that failed: what it has written is not kept."""

@@ -49,6 +49,28 @@ def speed_picture(tokens_per_s: Mapping[str, float], title: str = "") -> Picture
     return picture
 
 
+def sweep_picture(rows: Sequence[Mapping[str, Any]], title: str = "") -> Picture:
+    """Draws how far steps are from the least they could take, by context and batch size.
+
+    rows: as of `floor_picture`, with "context" and "ratio".
+    """
+    steps = list(dict.fromkeys(row["step"] for row in rows))
+    picture, panels = blank(4.5 * len(steps), 3, len(steps))
+    for axes, step in zip(panels, steps, strict=True):
+        some = sorted((row for row in rows if row["step"] == step), key=lambda row: row["context"])
+        for batch in sorted({row["batch"] for row in some}):
+            mine = [row for row in some if row["batch"] == batch]
+            contexts, ratios = [row["context"] for row in mine], [row["ratio"] for row in mine]
+            axes.plot(contexts, ratios, marker="o", markersize=3, label=f"batch {batch}")
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("context, tokens")
+        axes.set_ylabel("step / floor")
+        axes.set_ylim(bottom=1)
+        axes.set_title(f"{title}, {step}" if axes is panels[0] else step, loc="left", fontsize=9)
+        axes.legend(fontsize=8, frameon=False)
+    return picture
+
+
 def floor_picture(rows: Sequence[Mapping[str, Any]], title: str = "") -> Picture:
     """Draws the steps of `jaxspec bench roofline --json` beside the least they could take.
 
