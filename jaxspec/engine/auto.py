@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.warmup import time_idle
+from jaxspec.engine.warmup import Program, time_idle
 from jaxspec.mode import Mode
 
 _RUNS = 5  # at least
@@ -50,10 +50,11 @@ def judge(times: StepTimes, accept_length: float) -> Verdict:
 def measure_step_s(engine: Engine) -> float:
     """The fastest decode step of a while on a padding row, in seconds; compiles it first."""
     packed = np.zeros((1, 1 + engine.geometry.pages_per_slot), np.int32)
-    engine.run_idle("decode", packed, mode=Mode.GREEDY)
+    program = Program("decode", Mode.GREEDY, packed, engine.geometry.block_size)
+    program.run(engine)
     times: list[float] = []
     while len(times) < _RUNS or sum(times) < _MEASURE_S:
-        times.append(time_idle(engine, "decode", packed, Mode.GREEDY))
+        times.append(time_idle(engine, program))
     return min(times)
 
 

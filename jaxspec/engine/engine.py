@@ -7,9 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as TypingSequence
+from typing import Any
 
 import jax
 import numpy as np
+from jax.stages import Lowered
 
 from jaxspec.cache.page_pool import OutOfPages, PagePool
 from jaxspec.config import Geometry
@@ -32,9 +34,9 @@ from jaxspec.engine.logprob_output import DecodeToken
 from jaxspec.engine.pace import Pace
 from jaxspec.engine.page_table import PageTable
 from jaxspec.engine.sequence import Detokenizer, Sequence, TextCodec
-from jaxspec.engine.staged_step import Allow
+from jaxspec.engine.staged_step import Allow, StagedStep
 from jaxspec.engine.state import EngineState
-from jaxspec.engine.steps import Steps
+from jaxspec.engine.steps import Step, Steps
 from jaxspec.future_map import (
     NON_FINITE_LOGITS,
     RelayError,
@@ -219,14 +221,24 @@ class Engine:
 
         width: tokens verified a row, all by default.
         """
-
-        def allow(tokens: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
-            return allowed_tokens([], tokens, parents, self.geometry.vocab_size)
-
-        width = width or self.geometry.block_size
         array = packed if kind == "prefill" else jax.device_put(packed)
-        jax.block_until_ready(self._call(kind, array, mode, width, allow))
+        width = width or self.geometry.block_size
+        jax.block_until_ready(self._call(kind, array, mode, width, self._allow_all))
         self._warm.add(mode)
+
+    def lower_idle(
+        self, kind: str, packed: np.ndarray, *, mode: Mode, width: int | None = None
+    ) -> TypingSequence[Lowered]:
+        """What `run_idle` would compile; nothing where a step is no jitted function."""
+        step = self._program(kind, mode, width or self.geometry.block_size)
+        array = packed if kind == "prefill" else jax.device_put(packed)
+        arguments = self._arguments(kind, array, mode, self._allow_all)
+        if isinstance(step, StagedStep):
+            return step.lower(*arguments)
+        return [step.lower(*arguments)] if hasattr(step, "lower") else []
+
+    def _allow_all(self, tokens: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
+        return allowed_tokens([], tokens, parents, self.geometry.vocab_size)
 
     def check_idle(self) -> None:
         """Asserts that an engine without requests owns every slot and page again."""
@@ -485,9 +497,21 @@ class Engine:
 
         allow: asked in modes with grammars alone.
         """
+        step = self._program(kind, mode, width)
+        state, output = step(*self._arguments(kind, packed, mode, allow))
+        if mode.edits:
+            self._edits, state = state.edits, state.replace(edits=None)
+        self._state = state
+        return output
+
+    def _program(self, kind: str, mode: Mode, width: int) -> Step | StagedStep:
         is_narrow = kind != "prefill" and width < self.geometry.block_size
         steps = self._narrow_steps[width] if is_narrow else self._steps
-        step = getattr(steps[mode], kind)
+        return getattr(steps[mode], kind)
+
+    def _arguments(
+        self, kind: str, packed: np.ndarray | jax.Array, mode: Mode, allow: Allow
+    ) -> tuple[Any, ...]:
         state, asked = self._state, ()
         if mode.edits:
             self._freshen_edits()
@@ -497,11 +521,7 @@ class Engine:
         elif mode.constrained:
             words = allow(np.zeros((len(packed), 1), np.int32), None).view(np.int32)
             packed = np.concatenate([packed, words[:, 0]], axis=1)
-        state, output = step(self._params, state, packed, *asked)
-        if mode.edits:
-            self._edits, state = state.edits, state.replace(edits=None)
-        self._state = state
-        return output
+        return self._params, state, packed, *asked
 
     def _freshen_edits(self) -> None:
         """Makes the rows of slots neutral that no longer belong to who asked for edits."""

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from jax.stages import Lowered
 
+from jaxspec.engine.compile_ahead import compile_side_by_side
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import empty_prefill_batch
 from jaxspec.mode import Mode
 
 OnProgress = Callable[[str, int, int], None]  # (what, done, total)
 _TIMED_RUNS = 3
-_RUNS = 2  # the first compiles; on a GPU the second records the command buffer
+_RUNS = 2  # on a GPU the second records the command buffer
+
+
+class Program(NamedTuple):
+    """One program at one size; packed: its input of padding rows. width: tokens verified a row."""
+
+    kind: str
+    mode: Mode
+    packed: np.ndarray
+    width: int
+
+    def lower(self, engine: Engine) -> Sequence[Lowered]:
+        """What it takes to compile."""
+        return engine.lower_idle(self.kind, self.packed, mode=self.mode, width=self.width)
+
+    def run(self, engine: Engine) -> None:
+        """Runs it, compiling what is not compiled yet, and waits for it."""
+        engine.run_idle(self.kind, self.packed, mode=self.mode, width=self.width)
 
 
 def warmup(
@@ -22,44 +42,63 @@ def warmup(
     modes: Sequence[Mode] = (Mode.GREEDY, Mode.SAMPLED),
     on_progress: OnProgress | None = None,
 ) -> None:
-    """Runs every bucket of every program twice on padding rows, which change no request's row.
+    """Compiles every bucket of every program, side by side, and runs each twice on padding rows.
 
-    modes: whose programs; those of others compile when a request first needs them.
+    No request's row changes. modes: whose programs; those of others compile when a request first
+    needs them.
     """
+    programs = programs_of(engine, modes)
+    warm_up_programs(engine, programs, on_progress=on_progress)
+    if engine.pace is None:
+        return
+    for program in programs:
+        if program.kind != "prefill":
+            seconds = min(time_idle(engine, program) for _ in range(_TIMED_RUNS))
+            batch = (program.kind, program.mode, len(program.packed))
+            engine.pace.set_time(batch, program.width, seconds)
+
+
+def warm_up_programs(
+    engine: Engine, programs: Sequence[Program], *, on_progress: OnProgress | None = None
+) -> None:
+    """Compiles some programs, side by side, and runs each twice on padding rows."""
+    tell = on_progress or (lambda what, done, total: None)
+    total = len(programs)
+    tell("compiling", 0, total)
+    compile_side_by_side(
+        (program.lower(engine) for program in programs),
+        on_compiled=lambda count: tell("compiling", count, total),
+    )
+    for done, program in enumerate(programs):
+        tell("warming up", done, total)
+        for _ in range(_RUNS):
+            program.run(engine)
+    tell("warming up", total, total)
+
+
+def programs_of(engine: Engine, modes: Sequence[Mode]) -> list[Program]:
+    """The programs that serve requests of some modes, at every size."""
     geometry = engine.geometry
-    jobs = []
+    all_drafts = geometry.block_size
+    widths = engine.pace.widths if engine.pace is not None else (all_drafts,)
+    programs = []
     for mode in modes:
         for size in geometry.prefill_buckets:
-            jobs.append((mode, "prefill", empty_prefill_batch(size, geometry)))
+            tiles = empty_prefill_batch(size, geometry)
+            programs.append(Program("prefill", mode, tiles, all_drafts))
         if mode is Mode.PROMPT_LOGPROBS:
             continue
+        kinds = ["decode"]
+        if geometry.decode_steps > 1 and not mode.constrained:
+            kinds.append("decode_loop")
         for size in geometry.batch_buckets:
             packed = np.zeros((size, 1 + geometry.pages_per_slot), np.int32)
-            jobs.append((mode, "decode", packed))
-            if geometry.decode_steps > 1 and not mode.constrained:
-                jobs.append((mode, "decode_loop", packed))
-    widths = engine.pace.widths if engine.pace is not None else (geometry.block_size,)
-    jobs = [
-        (*job, width)
-        for job in jobs
-        for width in (widths if job[1] != "prefill" else (geometry.block_size,))
-    ]
-    for done, (mode, kind, packed, width) in enumerate(jobs):
-        if on_progress is not None:
-            on_progress("compiling", done, len(jobs))
-        for _ in range(_RUNS):
-            engine.run_idle(kind, packed, mode=mode, width=width)
-        if engine.pace is not None and kind != "prefill":
-            seconds = min(time_idle(engine, kind, packed, mode, width) for _ in range(_TIMED_RUNS))
-            engine.pace.set_time((kind, mode, len(packed)), width, seconds)
-    if on_progress is not None:
-        on_progress("compiling", len(jobs), len(jobs))
+            programs += [Program(kind, mode, packed, width) for kind in kinds for width in widths]
+    return programs
 
 
-def time_idle(
-    engine: Engine, kind: str, packed: np.ndarray, mode: Mode, width: int | None = None
-) -> float:
+def time_idle(engine: Engine, program: Program) -> float:
     """Seconds of one run of a program on padding rows; see `Engine.run_idle`."""
     before = time.perf_counter()
-    engine.run_idle(kind, packed, mode=mode, width=width)
+    program.run(engine)
     return time.perf_counter() - before

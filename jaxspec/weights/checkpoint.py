@@ -14,8 +14,6 @@ from jaxspec.models.config import ModelConfig
 from jaxspec.weights.config_json import read_model_config
 from jaxspec.weights.files import ModelFileError, StoredTensor
 from jaxspec.weights.folder import ModelFiles
-from jaxspec.weights.gguf import open_gguf
-from jaxspec.weights.gguf_config import gguf_model_config, gguf_names
 from jaxspec.weights.mapping import HF_NAMES, TensorNames
 from jaxspec.weights.safetensors import open_safetensors
 
@@ -48,11 +46,20 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
 
 def _open(files: ModelFiles) -> Checkpoint:
     if files.gguf is not None:
-        file = open_gguf(files.gguf)
-        config = gguf_model_config(file)
-        return Checkpoint(
-            files.name, files.gguf, config, file.tensors, gguf_names(file), file.metadata
-        )
+        return _open_gguf(files.name, files.gguf)
     config = read_model_config(files.folder)
     tensors = open_safetensors(files.weights)
     return Checkpoint(files.name, files.folder, config, tensors, HF_NAMES, files.folder)
+
+
+def _open_gguf(name: str, path: Path) -> Checkpoint:
+    try:
+        from jaxspec.weights.gguf import open_gguf
+        from jaxspec.weights.gguf_config import gguf_model_config, gguf_names
+    except ModuleNotFoundError as error:
+        raise ModelFileError(
+            path, f"needs {error.name}, which is not installed", "pip install gguf"
+        ) from None
+    file = open_gguf(path)
+    config = gguf_model_config(file)
+    return Checkpoint(name, path, config, file.tensors, gguf_names(file), file.metadata)

@@ -1,12 +1,18 @@
 """GGUF files: what is read equals the gguf package's reading, and damage is always named."""
 
+import os
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
+from jaxspec.weights.checkpoint import open_checkpoint
 from jaxspec.weights.files import ModelFileError
+from jaxspec.weights.folder import ModelFiles
 from jaxspec.weights.gguf import open_gguf
 from jaxspec.weights.gguf_config import gguf_model_config
 from tests.weights.folders import llama_gguf_tensors, write_gguf
@@ -149,3 +155,34 @@ def test_each_kind_of_damage_has_its_message(tmp_path, damage):
     path.write_bytes(content + bytes(24 if damage != "short" else 0))
     with pytest.raises(ModelFileError, match=message):
         open_gguf(path)
+
+
+def test_a_missing_gguf_package_is_named_where_a_file_needs_it(tmp_path, monkeypatch):
+    path = write_gguf(tmp_path / "m.gguf", llama_gguf_tensors())
+    monkeypatch.delitem(sys.modules, "jaxspec.weights.gguf")
+    for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModelFileError, match=r"m\.gguf: needs gguf[^,]*, which is not installed"):
+        open_checkpoint(ModelFiles("m", tmp_path, (path,)))
+
+
+@pytest.mark.nightly
+def test_what_reads_no_gguf_file_runs_without_the_package():
+    """A bench of random weights, from a checkout on a machine that has jax and little else."""
+    refuse = (
+        "import sys; sys.modules['gguf'] = None\n"
+        "from jaxspec.cli import main\n"
+        "sys.exit(main('bench roofline --shape tiny --drafter none --batch 1 --context 16 "
+        "--max-num-seqs 1 --max-model-len 512 --max-num-batched-tokens 256 --repeats 1 --json "
+        "--no-compilation-cache'.split()))"
+    )
+    root = Path(__file__).parents[2]
+    ran = subprocess.run(
+        [sys.executable, "-c", refuse],
+        env={**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert '"mode": "roofline"' in ran.stdout

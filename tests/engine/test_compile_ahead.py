@@ -1,0 +1,102 @@
+"""Compiling side by side: calls find what was compiled, errors and Ctrl-C end it at once."""
+
+import threading
+import time
+
+import jax
+import pytest
+
+from jaxspec.engine.compile_ahead import compile_side_by_side
+from jaxspec.engine.warmup import programs_of
+from jaxspec.mode import Mode
+from tests.harness import make_engine
+
+TRACED = "/jax/core/compile/jaxpr_trace_duration"
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture
+def events():
+    seen = []
+
+    def listen(event, duration, **_):
+        seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "modes", "num_parts"),
+    [
+        ("none", (Mode.GREEDY, Mode.EDITED), 4),
+        pytest.param("tree", tuple(Mode), 6 + 4 + 3, marks=pytest.mark.nightly),
+    ],
+)
+def test_calls_neither_trace_nor_compile_what_was_compiled_ahead(
+    drafter, modes, num_parts, events, x64
+):
+    """A vocabulary's worth of stop ids of its own makes programs that no other test has called."""
+    engine = make_engine(drafter, max_stop_ids=5)
+    programs = programs_of(engine, modes)
+    counts = []
+    parts = [program.lower(engine) for program in programs]
+    assert sum(len(each) for each in parts) == num_parts
+    events.clear()
+    compile_side_by_side(parts, on_compiled=counts.append)
+    assert events.count(COMPILED) == num_parts
+    assert counts == sorted(counts) and counts[-1] == len(programs)
+    events.clear()
+    for program in programs:
+        program.run(engine)
+    assert COMPILED not in events and TRACED not in events
+
+
+class Part:
+    """Stands in for a program that compiles for as long as the test says."""
+
+    def __init__(self, compile):
+        self.compile = compile
+
+
+def test_the_first_error_drops_what_has_not_begun():
+    begun, may_end = [], threading.Event()
+
+    def slow():
+        begun.append("slow")
+        may_end.wait(30)
+
+    def broken():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    many = [[Part(broken)], *([Part(slow)] for _ in range(40))]
+    started = time.monotonic()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        compile_side_by_side(many)
+    assert time.monotonic() - started < 10
+    may_end.set()
+    assert len(begun) <= 9
+
+
+def test_ctrl_c_does_not_wait_for_what_compiles():
+    may_end = threading.Event()
+    told = []
+
+    def interrupt(count):
+        told.append(count)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        compile_side_by_side([[Part(lambda: may_end.wait(30))]], on_compiled=interrupt)
+    assert time.monotonic() - started < 10
+    may_end.set()
+
+
+def test_parts_of_a_program_are_compiled_in_order():
+    order = []
+    parts = [Part(lambda number=number: order.append(number)) for number in range(3)]
+    compile_side_by_side([parts])
+    assert order == [0, 1, 2]
