@@ -29,3 +29,13 @@ def test_elsewhere_only_what_takes_long_gets_a_line():
         progress("loading weights", 2, 2)
         progress("compiling", 1, 2)
     assert out.getvalue() == "loading weights ...\ncompiling ...\n"
+
+
+def test_elsewhere_a_long_stage_says_again_how_far_it_is():
+    out = io.StringIO()
+    with ProgressDisplay(Console(file=out), quiet_s=-1, again_s=-1) as progress:
+        for done in range(3):
+            progress("compiling", done, 2)
+        for _ in range(3):
+            progress("fetching", 7, 0)  # of nobody knows how many
+    assert out.getvalue() == "compiling ...\ncompiling: 1 of 2\ncompiling: 2 of 2\nfetching ...\n"

@@ -11,7 +11,7 @@ from jaxspec.bench.acceptance_plot import draw_acceptance
 from jaxspec.bench.metrics import Sums, acceptance_by_position, acceptance_rate, histogram
 from jaxspec.bench.prompts import prompt_sets
 from jaxspec.bench.report import Column, Result, number, shares
-from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload
+from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload, with_few_sizes
 from jaxspec.bench.settings import Settings
 from jaxspec.engine.warmup import warmup
 from jaxspec.mode import Mode
@@ -30,6 +30,7 @@ COLUMNS = (
     Column("tokens_per_s", "tokens/s", number(1)),
     Column("slots", "first k drafts right", shares),
 )
+_TILES_OF_A_PROMPT = 4
 
 
 def run(settings: Settings) -> Result:
@@ -47,13 +48,15 @@ def run(settings: Settings) -> Result:
             cache_dir=settings.cache_dir,
             on_progress=settings.on_progress,
         )
+        # Prompts that enter together, and one that takes a free slot.
+        rig = with_few_sizes(rig, prefill=[rig.geometry.prefill_buckets[-1], _TILES_OF_A_PROMPT])
         engine = build_engine(rig, modes=modes)
         warmup(engine, modes=modes, on_progress=settings.on_progress)
         for name, prompts in sets.items():
             count = min(settings.num_prompts, len(prompts))
             for temperature in temperatures:
                 what = f"measuring {drafter} on {name} prompts at T = {temperature:g}"
-                settings.on_progress(what, 0, 0)
+                settings.on_progress(what, 0, count)
                 requests = make_requests(
                     rig,
                     count,
@@ -61,7 +64,14 @@ def run(settings: Settings) -> Result:
                     prompts=prompts,
                     temperature=temperature,
                 )
-                work = run_workload(engine, requests, concurrency=rig.geometry.num_slots)
+                work = run_workload(
+                    engine,
+                    requests,
+                    concurrency=rig.geometry.num_slots,
+                    on_finished=lambda done, what=what, total=count: settings.on_progress(
+                        what, done, total
+                    ),
+                )
                 told = {
                     "drafter": rig.drafter_name,
                     "temperature": temperature,

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from jaxspec.config import EngineConfig, Geometry
 from jaxspec.drafters.base import Drafter, ModelParams
 from jaxspec.drafters.narrow import widths_of
 from jaxspec.engine.accounting import EngineStats
+from jaxspec.engine.admission import bucket
 from jaxspec.engine.assemble import assemble, grammars_of
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pace import Pace
@@ -49,6 +50,23 @@ def load_rig(config: EngineConfig, *, cache_dir: Path, on_progress: Progress) ->
     """Loads what `config` names."""
     assembled = assemble(config, cache_dir=cache_dir, on_progress=on_progress)
     return Rig(*(getattr(assembled, name) for name in Rig._fields))
+
+
+def with_few_sizes(rig: Rig, *, prefill: Sequence[int]) -> Rig:
+    """The rig with few programs: decode steps of all slots alone, and prefills of some sizes.
+
+    prefill: tiles, rounded up to sizes that there are. For what padding rows do not change.
+    """
+    sizes = rig.geometry
+    tiles = {
+        bucket(min(count, sizes.prefill_buckets[-1]), sizes.prefill_buckets) for count in prefill
+    }
+    geometry = dataclasses.replace(
+        sizes,
+        batch_buckets=(bucket(sizes.num_slots, sizes.batch_buckets),),
+        prefill_buckets=tuple(sorted(tiles)),
+    )
+    return rig._replace(geometry=geometry)
 
 
 def describe(rig: Rig) -> dict[str, Any]:
@@ -164,8 +182,17 @@ class Run:
         return statistics.median(self.step_s) * 1e3 if self.step_s else None
 
 
-def run_workload(engine: Engine, requests: Sequence[Request], *, concurrency: int) -> Run:
-    """Serves the requests in order, so many at a time, at most one a slot, and measures."""
+def run_workload(
+    engine: Engine,
+    requests: Sequence[Request],
+    *,
+    concurrency: int,
+    on_finished: Callable[[int], None] = lambda count: None,
+) -> Run:
+    """Serves the requests in order, so many at a time, at most one a slot, and measures.
+
+    on_finished: told how many are over, each time that one is.
+    """
     engine.stats.reset()
     waiting = list(reversed(requests))
     finished: dict[str, RequestOutput] = {}
@@ -194,6 +221,7 @@ def run_workload(engine: Engine, requests: Sequence[Request], *, concurrency: in
                 if output.finished:
                     finished[output.request_id] = output
                     num_live -= 1
+                    on_finished(len(finished))
         wall_s = time.perf_counter() - started
     return Run(
         [finished[request.request_id] for request in requests],

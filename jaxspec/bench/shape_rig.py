@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jax import lax
 from jaxspec.bench.shapes import Shape, plan_shape
 from jaxspec.config import EngineConfig
 from jaxspec.engine.assemble import build_engine
+from jaxspec.engine.compile_ahead import compile_side_by_side
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import EngineState, empty_prefill_batch, init_state
 from jaxspec.engine.steps import Step, build_steps
@@ -112,7 +112,7 @@ class ShapeRig:
         return [Request(str(i), tuple(row), params) for i, row in enumerate(ids.tolist())]
 
     def compile(self, prompts: list[tuple[int, int]], on_progress: Progress) -> None:
-        """Compiles side by side what will run; the calls find it in the compilation cache.
+        """Compiles side by side what will run.
 
         prompts: (how many, how long) of those that are prefilled together.
         """
@@ -124,14 +124,13 @@ class ShapeRig:
             jobs += [(step, packed) for step in {self.steps.decode, self.step}]
         for size in sorted(self._prefill_buckets(prompts)):
             jobs.append((self.steps.prefill, empty_prefill_batch(size, geometry)))
-        lowered = []
-        for done, (step, packed) in enumerate(jobs):
-            on_progress("tracing", done, len(jobs))
-            if hasattr(step, "lower"):  # the split form is a plain function of two programs
-                lowered.append(step.lower(self.params, state, packed))
-        on_progress("compiling", 0, 0)
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda each: each.compile(), lowered))
+        # The split form is a plain function of two programs.
+        jobs = [(step, packed) for step, packed in jobs if hasattr(step, "lower")]
+        on_progress("compiling", 0, len(jobs))
+        compile_side_by_side(
+            ([step.lower(self.params, state, packed)] for step, packed in jobs),
+            on_compiled=lambda count: on_progress("compiling", count, len(jobs)),
+        )
 
     def _prefill_buckets(self, prompts: list[tuple[int, int]]) -> set[int]:
         buckets = self.geometry.prefill_buckets
