@@ -11,7 +11,6 @@ from kernels_pallas import dispatch, measure, roofline
 from kernels_pallas.few_row_gemm import few_row_gemm
 from kernels_pallas.few_row_gemm.cases import BENCH_CASES, Case
 
-
 # Bytes of the weights of Qwen3-8B's o, qkv, down and gate_up.
 COPIES = tuple(2 * 4096 * outputs for outputs in (4096, 6144, 12288, 24576))
 
