@@ -453,7 +453,8 @@ class Engine:
         size = packed.shape[0]
         width = 1 if tiles else self.geometry.block_size
         if self.pace is not None and not tiles:
-            width = self.pace.choose((kind, mode, size), may_try=not self._warm)
+            records = [seq.draft_record for seq, _ in entries]
+            width = self.pace.choose((kind, mode, size), records, may_try=not self._warm)
         self._in_flight_rows[slots] += max_commit
         for seq, _ in entries:
             seq.num_in_flight += 1
@@ -595,8 +596,7 @@ class Engine:
         if last[0] != "prefill":
             seconds = now - max(last[1], dispatch.started_s)
             self.pace.note_time(dispatch.batch, dispatch.width, seconds)
-        accepted = landed.accepted_on_device()
-        self.pace.note_accepted(dispatch.batch, dispatch.width, accepted)
+        self.pace.note_accepted(dispatch.width, landed.accepted_on_device())
 
     def _commit(self, seq: Sequence, landed: Landed, step: int, row: int, now: float) -> None:
         bits = landed.errors(step, row)

@@ -7,6 +7,7 @@ import numpy as np
 from jaxspec.engine.admission import Tile
 from jaxspec.engine.commit import commit_tokens
 from jaxspec.engine.dispatch import Dispatch
+from jaxspec.engine.draft_record import DraftRecord
 from jaxspec.engine.logprob_output import DecodeToken, read_logprobs
 from jaxspec.engine.sequence import Sequence
 from jaxspec.engine.state import StepOutput
@@ -65,10 +66,15 @@ class Landed:
             self.accepted.append(num_accepted)
             self.num_kept += num_kept
 
-    def accepted_on_device(self) -> list[int]:
-        """Drafts accepted, an entry a row and step in which the device has committed something."""
-        count, width = len(self._dispatch.entries), self._width
-        return [row[width + 1] for step in self.steps for row in step[:count] if row[width] > 0]
+    def accepted_on_device(self) -> list[tuple[DraftRecord, int]]:
+        """Drafts accepted, by request, in each step in which the device has committed something."""
+        width, entries = self._width, self._dispatch.entries
+        return [
+            (seq.draft_record, row[width + 1])
+            for step in self.steps
+            for (seq, _), row in zip(entries, step, strict=False)
+            if row[width] > 0
+        ]
 
     def keep_prompt_logprobs(self) -> None:
         """Keeps what the tiles of a prefill tell of their prompts."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
-_MEMORY = 64  # slot-steps that an accept rate remembers
+from jaxspec.engine.draft_record import DraftRecord
+
+_MEMORY = 128  # slot-steps that an accept rate remembers
 _KEPT = 1 - 1 / _MEMORY  # of what it knows, a slot-step later
 _AROUND = 8  # steps of the kept width that another width's step is held against
 _ENOUGH = 3  # of them for a comparison
 _SHARE = 0.15  # of a new comparison in a step time, once there were several
 _OUTLIER = 3.0  # times what was expected; a pause of the machine is no step
-_GAIN = 1.02  # what another width must promise before it is taken
-_PROBE_COST = 0.01  # share of the time that probes may waste
+_GAIN = 1.01  # what another width must promise before it is taken
+_PROBE_COST = 0.003  # share of the time that probes may waste
 _LEAST_WASTE = 0.1  # of a probe, as a share of its time: an even match is known by guess alone
 _FRESH_RUNS = 2  # of a program that was not compiled beforehand: they say nothing of its time
 _DOUBT_AFTER = 32  # slot-steps
@@ -24,11 +26,12 @@ _DOUBT_BELOW = 2.0  # tokens a step: fewer may lose to plain decoding, whatever 
 class Pace:
     """Chooses the width of each verify step by tokens a second.
 
-    A width's tokens a step follow from how often each draft was accepted when those before it were.
-    Its time is that of its program in this batch size as measured at warm-up, set right by
-    comparisons: what else the machine does slows all widths, so a step is held against the steps of
-    the width in use around it, and only the proportion is kept. Other widths are probed now and
-    then, as often as a small share of the time pays for, and again at once where it paid.
+    A width's tokens a step follow from how often each draft was accepted when those before it were,
+    and from how the drafts of the batch's requests fared beside others'. Its time is that of its
+    program in this batch size as measured at warm-up, set right by comparisons: what else the
+    machine does slows all widths, so a step is held against the steps of the width in use around
+    it, and only the proportion is kept. Other widths are probed now and then, as often as a small
+    share of the time pays for.
 
     A width without a measured time is never chosen, unless it may be tried: then plain decoding is,
     once drafts were wrong so often that it could be faster.
@@ -51,7 +54,6 @@ class Pace:
         self._saved = 0.0  # seconds that probes may waste
         self._last_probed = {width: 0 for width in self.widths}
         self._num_probes = 0
-        self._probe_again: int | None = None
 
     def set_time(self, batch: Hashable, width: int, seconds: float) -> None:
         """Sets what a step of `width` takes, as measured before serving."""
@@ -88,16 +90,19 @@ class Pace:
         change = min(max(math.log(measured / known), -math.log(_OUTLIER)), math.log(_OUTLIER))
         self._times[batch, width] = known * math.exp(max(1 / count, _SHARE) * change)
 
-    def note_accepted(self, batch: Hashable, width: int, num_accepted: Sequence[int]) -> None:
-        """Adds the drafts accepted in a step, one number a row."""
-        if width == 1 or not num_accepted:
+    def note_accepted(self, width: int, judged: Sequence[tuple[DraftRecord, int]]) -> None:
+        """Adds the drafts accepted in a step, of each row with the record of its request."""
+        expected = self.tokens_a_step(width) - 1 if width > 1 else 0.0
+        for record, count in judged:
+            record.note(count, expected)
+        if width == 1 or not judged:
             return
-        self._num_judged += len(num_accepted)
+        self._num_judged += len(judged)
         drafted = min(width - 1, len(self._tried))
         stopped = [0] * (drafted + 1)  # rows by how many of these drafts were accepted
-        for count in num_accepted:
+        for _, count in judged:
             stopped[min(count, drafted)] += 1
-        num_tried = len(num_accepted)
+        num_tried = len(judged)
         for draft in range(drafted):
             if not num_tried:
                 break
@@ -108,13 +113,9 @@ class Pace:
             self._accepted[draft] += (1.0 - kept) * (rate * _MEMORY - self._accepted[draft])
             num_tried = num_right
         self._tokens = self._tokens_by_width()
-        if {(batch, width), (batch, self._width)} <= self._times.keys() and width > self._width:
-            tokens = 1 + sum(num_accepted) / len(num_accepted)
-            if tokens / self._times[batch, width] > self._speed(batch, self._width):
-                self._probe_again = width
 
     def tokens_a_step(self, width: int) -> float:
-        """Tokens that a row of a step of `width` is expected to emit."""
+        """Tokens that a row of a step of `width` emits of a usual request."""
         return self._tokens[min(width, len(self._tokens)) - 1]
 
     def _tokens_by_width(self) -> list[float]:
@@ -125,10 +126,13 @@ class Pace:
             tokens.append(tokens[-1] + reached)
         return tokens
 
-    def choose(self, batch: Hashable, *, may_try: bool = False) -> int:
+    def choose(
+        self, batch: Hashable, records: Sequence[DraftRecord] = (), *, may_try: bool = False
+    ) -> int:
         """The width of the next step of a batch.
 
-        may_try: programs may be compiled for widths that were not measured.
+        records: of its requests. may_try: programs may be compiled for widths that were not
+        measured.
         """
         full = self.widths[0]
         known = [width for width in self.widths if (batch, width) in self._times]
@@ -136,25 +140,29 @@ class Pace:
             return full
         if len(known) == 1:
             return 1 if may_try and self._is_doubtful() else full
-        best = max(known, key=lambda width: self._speed(batch, width))
+        factor = sum(record.factor for record in records) / len(records) if records else 1.0
+        speeds = {
+            width: self._tokens_with(factor, width) / self._times[batch, width] for width in known
+        }
+        best = max(speeds, key=speeds.__getitem__)
         kept = self._width if self._width in known else full
-        pays = self._speed(batch, best) > _GAIN * self._speed(batch, kept)
-        self._width = best if pays else kept
-        return self._probe(batch, known) or self._width
+        self._width = best if speeds[best] > _GAIN * speeds[kept] else kept
+        return self._probe(batch, speeds) or self._width
+
+    def _tokens_with(self, factor: float, width: int) -> float:
+        """Tokens a step where `factor` times the usual number of drafts is accepted."""
+        return 1 + min(width - 1, factor * (self.tokens_a_step(width) - 1))
 
     def _is_doubtful(self) -> bool:
         full = self.widths[0]
         return self._num_judged >= _DOUBT_AFTER and self.tokens_a_step(full) < _DOUBT_BELOW
 
-    def _probe(self, batch: Hashable, known: Sequence[int]) -> int | None:
+    def _probe(self, batch: Hashable, speeds: Mapping[int, float]) -> int | None:
         """Another width, where enough was saved for what its step is thought to waste."""
-        again, self._probe_again = self._probe_again, None
-        if again in known and again != self._width:
-            return again
         self._saved += _PROBE_COST * self._times[batch, self._width]
-        others = [width for width in known if width != self._width]
-        width = min(others, key=lambda width: self._last_probed[width])
-        waste = 1 - self._speed(batch, width) / self._speed(batch, self._width)
+        others = [width for width in speeds if width != self._width]
+        width = min(others, key=self._last_probed.__getitem__)
+        waste = 1 - speeds[width] / speeds[self._width]
         cost = self._times[batch, width] * max(waste, _LEAST_WASTE)
         if self._saved < cost:
             return None
@@ -162,6 +170,3 @@ class Pace:
         self._num_probes += 1
         self._last_probed[width] = self._num_probes
         return width
-
-    def _speed(self, batch: Hashable, width: int) -> float:
-        return self.tokens_a_step(width) / self._times[batch, width]

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from jaxspec.engine.draft_record import DraftRecord
 from jaxspec.grammar import Matcher
 from jaxspec.request import (
     CompletionOutput,
@@ -69,6 +70,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    draft_record: DraftRecord = field(default_factory=DraftRecord)
 
     @property
     def prefill_len(self) -> int:

@@ -51,11 +51,12 @@ def warmup(
     warm_up_programs(engine, programs, on_progress=on_progress)
     if engine.pace is None:
         return
-    for program in programs:
-        if program.kind != "prefill":
-            seconds = min(time_idle(engine, program) for _ in range(_TIMED_RUNS))
-            batch = (program.kind, program.mode, len(program.packed))
-            engine.pace.set_time(batch, program.width, seconds)
+    timed = [program for program in programs if program.kind != "prefill"]
+    # Round after round: times are held against each other, and the machine may do other work.
+    rounds = [[time_idle(engine, program) for program in timed] for _ in range(_TIMED_RUNS)]
+    for program, times in zip(timed, zip(*rounds, strict=True), strict=True):
+        batch = (program.kind, program.mode, len(program.packed))
+        engine.pace.set_time(batch, program.width, min(times))
 
 
 def warm_up_programs(
