@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,9 +66,13 @@ def run(settings: Settings) -> Result:
         for mix in mixes:
             texts: list[list[int]] | None = None
             for variant, (changes, caching) in mix.variants.items():
-                settings.on_progress(f"measuring {mix.name}, {variant}", 0, 0)
-                engine = make_engine(rig, steps, caching=caching, **changes)
-                served = serve(engine, mix.requests)
+                served = serve(
+                    make_engine(rig, steps, caching=caching, **changes),
+                    mix.requests,
+                    on_progress=functools.partial(
+                        settings.on_progress, f"measuring {drafter}, {mix.name}, {variant}"
+                    ),
+                )
                 texts = texts or served.texts
                 rows.append(
                     {
@@ -111,7 +116,7 @@ def make_mixes(rig: Rig, settings: Settings) -> list[Mix]:
         "chunks": ({}, True),
         "prompts first": ({"chunked_prefill": False}, True),
     }
-    return [
+    mixes = [
         Mix("common prefix", common, {"no cache": ({}, False), "cache": ({}, True)}),
         Mix("long prompts", distinct, chunks),
         Mix("long answers", answers, chunks),
@@ -124,6 +129,7 @@ def make_mixes(rig: Rig, settings: Settings) -> list[Mix]:
             },
         ),
     ]
+    return [mix for mix in mixes if mix.name in settings.serve_mix.mix]
 
 
 def few_pages(geometry: Geometry, requests: Sequence[Request]) -> int:
@@ -197,11 +203,21 @@ class Served(NamedTuple):
         }
 
 
-def serve(engine: Engine, requests: Sequence[Request]) -> Served:
-    """Adds all requests at once and serves them to their ends."""
+def serve(
+    engine: Engine,
+    requests: Sequence[Request],
+    *,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Served:
+    """Adds all requests at once and serves them to their ends.
+
+    on_progress: told the tokens of all answers so far, and of all in the end.
+    """
     last_s: dict[str, float] = {}
     finished: dict[str, RequestOutput] = {}
     gap_s: list[float] = []
+    num_told: dict[str, int] = {}
+    total = sum(request.params.max_tokens for request in requests)
     with count_compilations() as compiled:
         started = time.perf_counter()
         for request in requests:
@@ -214,8 +230,10 @@ def serve(engine: Engine, requests: Sequence[Request]) -> Served:
                 if name in last_s:
                     gap_s.append(now - last_s[name])
                 last_s[name] = now
+                num_told[name] = len(output.outputs[0].token_ids)
                 if output.finished:
                     finished[name] = output
+            on_progress(sum(num_told.values()), total)
         wall_s = time.perf_counter() - started
     names = [request.request_id for request in requests]
     ended = [finished[name] for name in names if name in finished]

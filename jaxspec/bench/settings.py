@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.config import ConfigError, EngineConfig, check_names
 from jaxspec.options import read_settings
 from jaxspec.weights.files import Progress
 
+MIX_NAMES = ("common prefix", "long prompts", "long answers", "overload")
 SHAPE_NAMES = ("qwen3-8b", "smollm2-135m", "tiny")  # of `shapes.SHAPES`, which imports jax
 
 
@@ -53,10 +54,12 @@ class ServeMixOptions:
     """What `jaxspec bench serve-mix` alone is told."""
 
     prefix: int = _option(1000, "tokens that the prompts have in common, or long prompts for them")
+    mix: tuple[str, ...] = _option(MIX_NAMES, "which mixes")
 
     def __post_init__(self) -> None:
         if self.prefix < 1:
             raise ConfigError(f"prefix is {self.prefix}; it must be at least 1")
+        check_names("mix", self.mix, list(MIX_NAMES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

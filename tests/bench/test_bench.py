@@ -361,6 +361,7 @@ def test_a_cold_start_is_held_against_the_median_of_warm_ones(bench, monkeypatch
         (["roofline", "--shape", "giant"], "shape is 'giant'; it must be one of qwen3-8b"),
         (["roofline", "--batch", "0"], "batch is 0; it must be at least 1"),
         (["serve-mix", "--prefix", "0"], "prefix is 0; it must be at least 1"),
+        (["serve-mix", "--mix", "overlod"], "unknown mix 'overlod'; did you mean 'overload'?"),
         (["serve-mix"], "max_model_len is 1024, but prefix and answers need 1036; raise it"),
         (["roofline", "--context", "0"], "context is 0; it must be at least 1"),
         ([*ROOFLINE, "--batch", "9"], "batch is 9, but max_num_seqs is 1; raise it"),
