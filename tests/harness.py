@@ -15,7 +15,7 @@ from jaxspec.drafters.base import Drafter, ModelParams
 from jaxspec.drafters.narrow import narrow as narrow_drafter
 from jaxspec.drafters.ngram import build_ngram
 from jaxspec.drafters.none import build_none
-from jaxspec.engine.engine import Engine
+from jaxspec.engine.engine import Engine, unwatched
 from jaxspec.engine.state import init_state
 from jaxspec.engine.steps import Steps, build_steps
 from jaxspec.mode import Mode
@@ -103,6 +103,7 @@ def make_engine(
     expected_accept_length: float | None = None,
     prefix_caching: bool = True,
     pace=None,
+    watch_step=unwatched,
     **geometry_changes,
 ) -> Engine:
     """An engine over the table target.
@@ -139,6 +140,7 @@ def make_engine(
         grammars=letter_grammars(),
         overlap=overlap,
         pace=pace,
+        watch_step=watch_step,
         narrow_steps=narrow,
         prefix_lookahead=drafter.kv_lookahead if prefix_caching else None,
         expected_accept_length=expected_accept_length,

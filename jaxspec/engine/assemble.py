@@ -24,8 +24,8 @@ from jaxspec.drafters.base import Drafter, DrafterPlan, ModelParams
 from jaxspec.drafters.narrow import widths_of
 from jaxspec.drafters.registry import locate_drafter, plan_drafter
 from jaxspec.drafters.shipped import Shipped, shipped_drafter
-from jaxspec.engine.auto import StepTimes, Verdict, judge, measure_step_s, remembered_times
-from jaxspec.engine.engine import Engine
+from jaxspec.engine.auto import StepTimes, StepWatch, judge, measure_steps, remembered_times
+from jaxspec.engine.engine import Engine, WatchStep, unwatched
 from jaxspec.engine.pace import Pace
 from jaxspec.engine.parts import build_parts
 from jaxspec.engine.self_test import self_test_kernels
@@ -139,8 +139,11 @@ def assemble(
         reason = f"auto: no drafter is shipped for {config.model}"
         return _build(plain, loaded, reason, on_progress)
     drafting = replace(config, drafter=str(shipped.path))
-    verdict = _judge_drafter(drafting, plain, loaded, shipped, cache_dir / "auto.json")
-    return _build(drafting if verdict.pays else plain, loaded, verdict.reason, on_progress)
+    memory, key = cache_dir / "auto.json", _machine(drafting, loaded, shipped)
+    times = remembered_times(memory, key, lambda: _measure(drafting, loaded))
+    verdict = judge(times, shipped.accept_length)
+    chosen = drafting if verdict.pays else plain
+    return _build(chosen, loaded, verdict.reason, on_progress, StepWatch(memory, key))
 
 
 class Loaded(NamedTuple):
@@ -155,27 +158,31 @@ class Loaded(NamedTuple):
     detokenize: bool
 
 
-def _judge_drafter(
-    drafting: EngineConfig, plain: EngineConfig, loaded: Loaded, shipped: Shipped, memory: Path
-) -> Verdict:
-    """Measures a step with the drafter and one without, unless that was done here before."""
-    device = loaded.device
-    key = f"{shipped.folder} {loaded.dtype} {device.kind} jax {jax.__version__} {drafting.kernels}"
+def _machine(drafting: EngineConfig, loaded: Loaded, shipped: Shipped) -> str:
+    """What step times hold for."""
+    device, length = loaded.device.kind, drafting.max_model_len
+    made = f"{loaded.dtype} {device} jax {jax.__version__} {drafting.kernels}"
+    return f"{shipped.folder} {made} {length}"
 
-    def measure() -> StepTimes:
-        # One after the other, for the memory, and at the sizes asked for: what is compiled here
-        # is in the compilation cache when the engine that is chosen needs it.
-        times = []
-        for config in (plain, drafting):
-            times.append(measure_step_s(_build(config, loaded, "", no_progress).engine))
-            gc.collect()
-        return StepTimes(*times)
 
-    return judge(remembered_times(memory, key, measure), shipped.accept_length)
+def _measure(drafting: EngineConfig, loaded: Loaded) -> StepTimes:
+    """Measures a step with the drafter and one without.
+
+    At the sizes asked for: what is compiled here is in the compilation cache when the engine that
+    is chosen needs it.
+    """
+    both = replace(drafting, adaptive=True, accept_rule="keyed")
+    times = measure_steps(_build(both, loaded, "", no_progress).engine)
+    gc.collect()  # its KV, before there is other
+    return times
 
 
 def _build(
-    config: EngineConfig, loaded: Loaded, drafter_reason: str, on_progress: Progress
+    config: EngineConfig,
+    loaded: Loaded,
+    drafter_reason: str,
+    on_progress: Progress,
+    watch_step: WatchStep = unwatched,
 ) -> Assembled:
     """Builds the engine with the drafter that `config` names."""
     checkpoint, tokenizer, device = loaded.checkpoint, loaded.tokenizer, loaded.device
@@ -192,6 +199,7 @@ def _build(
         device=device,
         make_detokenizer=_detokenizers(tokenizer) if loaded.detokenize else None,
         tokenizer=tokenizer,
+        watch_step=watch_step,
     )
     choices = (
         ("model", checkpoint.name, str(checkpoint.path)),
@@ -237,6 +245,7 @@ def build_engine(
     device: Device,
     make_detokenizer: Callable[[Request], Detokenizer] | None,
     tokenizer: Tokenizer | None = None,
+    watch_step: WatchStep = unwatched,
 ) -> BuiltEngine:
     """Builds the engine of a model and a drafter whose weights are on the device already.
 
@@ -259,6 +268,7 @@ def build_engine(
         {mode: build_steps(geometry, target, drafter, mode=mode) for mode in Mode},
         pace=Pace(widths, drafter.max_accept_length - 1) if len(widths) > 1 else None,
         narrow_steps=build_narrow_steps(geometry, target, drafter, widths[1:]),
+        watch_step=watch_step,
         make_state=functools.partial(init_state, geometry, target, drafter),
         eos_token_ids=model.eos_token_ids,
         make_detokenizer=make_detokenizer,

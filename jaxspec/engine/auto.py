@@ -1,25 +1,33 @@
-"""Whether a shipped drafter pays on this machine: by measured step times, remembered on disk."""
+"""Whether a shipped drafter pays on this machine: by measured step times, remembered on disk.
+
+What was measured beside other work, or on a machine that has changed, shows in the steps of later
+sessions: they are held against those of the first session after the measurement.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.warmup import Program, time_idle
+from jaxspec.engine.warmup import Program, time_idle, warm_up_programs
 from jaxspec.mode import Mode
 
 _RUNS = 5  # at least
-_MEASURE_S = 1.0  # what else the machine does comes in bursts: the fastest step of so long
+_MEASURE_S = 2.0  # what else the machine does comes in bursts: the fastest steps of so long
 _KEPT_S = 3 * 24 * 3600  # how long a measurement holds, which may have been made beside other work
 _MARGIN = 1.05  # a draw goes to plain decoding, which has fewer parts
+_NUM_MEASURED = 3  # numbers kept of a measurement; a fourth is the first session's step time
+_WATCHED = 64  # steps that a session is judged by
+_CHANGED = 1.3  # times as long as before, or as short: the machine is not the one that was measured
 
 
 class StepTimes(NamedTuple):
@@ -47,15 +55,21 @@ def judge(times: StepTimes, accept_length: float) -> Verdict:
     )
 
 
-def measure_step_s(engine: Engine) -> float:
-    """The fastest decode step of a while on a padding row, in seconds; compiles it first."""
+def measure_steps(engine: Engine) -> StepTimes:
+    """The fastest decode steps of a while on a padding row, plain and drafted in turns.
+
+    engine: of the drafter, with a pace, so that it can step without: what a plain step ingests is
+    a hundredth of it.
+    """
     packed = np.zeros((1, 1 + engine.geometry.pages_per_slot), np.int32)
-    program = Program("decode", Mode.GREEDY, packed, engine.geometry.block_size)
-    program.run(engine)
-    times: list[float] = []
-    while len(times) < _RUNS or sum(times) < _MEASURE_S:
-        times.append(time_idle(engine, program))
-    return min(times)
+    widths = (1, engine.geometry.block_size)
+    programs = [Program("decode", Mode.GREEDY, packed, width) for width in widths]
+    warm_up_programs(engine, programs)
+    rounds: list[list[float]] = []
+    until = time.perf_counter() + _MEASURE_S
+    while len(rounds) < _RUNS or time.perf_counter() < until:
+        rounds.append([time_idle(engine, program) for program in programs])
+    return StepTimes(*map(min, zip(*rounds, strict=True)))
 
 
 def remembered_times(file: Path, key: str, measure: Callable[[], StepTimes]) -> StepTimes:
@@ -65,16 +79,50 @@ def remembered_times(file: Path, key: str, measure: Callable[[], StepTimes]) -> 
     """
     known = _read(file)
     if key in known:
-        *times, measured_at = known[key]
+        plain_s, draft_s, measured_at, *_ = known[key]
         if 0 <= time.time() - measured_at < _KEPT_S:
-            return StepTimes(*times)
+            return StepTimes(plain_s, draft_s)
     fresh = measure()
     _write(file, {**known, key: [*fresh, time.time()]})
     return fresh
 
 
+class StepWatch:
+    """Holds a session's steps against those of the first one after a measurement.
+
+    Where they differ, what is remembered is forgotten, and the next start measures again.
+
+    file, key: as of `remembered_times`.
+    """
+
+    def __init__(self, file: Path, key: str):
+        self._file, self._key = file, key
+        self._steps_s: list[float] = []
+
+    def __call__(self, batch: Hashable, seconds: float) -> None:
+        """Takes note of a step that verified all drafts."""
+        if batch != ("decode", Mode.GREEDY, 1) or len(self._steps_s) == _WATCHED:
+            return
+        self._steps_s.append(seconds)
+        if len(self._steps_s) == _WATCHED:
+            self._compare(statistics.median(self._steps_s))
+
+    def _compare(self, step_s: float) -> None:
+        known = _read(self._file)
+        if self._key not in known:
+            return
+        *measured, last = known[self._key]
+        if len(measured) < _NUM_MEASURED:
+            known[self._key] = [*measured, last, step_s]
+        elif not 1 / _CHANGED < step_s / last < _CHANGED:
+            del known[self._key]
+        else:
+            return
+        _write(self._file, known)
+
+
 def _read(file: Path) -> dict[str, list[float]]:
-    """Step times and when they were measured, in seconds since 1970, by key."""
+    """By key: step times, when they were measured, in seconds since 1970, and a session's step."""
     try:
         known = json.loads(file.read_text())
     except (OSError, ValueError):
@@ -85,7 +133,7 @@ def _read(file: Path) -> dict[str, list[float]]:
         key: value
         for key, value in known.items()
         if isinstance(value, list)
-        and len(value) == len(StepTimes._fields) + 1
+        and len(value) in (_NUM_MEASURED, _NUM_MEASURED + 1)
         and all(isinstance(number, float) and number > 0 for number in value)
     }
 

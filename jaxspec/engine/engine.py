@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from collections.abc import Sequence as TypingSequence
 from typing import Any
 
@@ -50,6 +50,12 @@ from jaxspec.request import FinishReason, Request, RequestError, RequestOutput
 
 log = logging.getLogger(__name__)
 
+WatchStep = Callable[[Hashable, float], None]  # (batch, seconds)
+
+
+def unwatched(batch: Hashable, seconds: float) -> None:
+    """The `WatchStep` of an engine that nobody watches."""
+
 
 class Engine:
     """Serves requests of token ids; knows text only through a detokenizer.
@@ -60,6 +66,7 @@ class Engine:
     make_detokenizer: called per request; None where nobody asks for text.
     pace: chooses how much to verify; None always verifies all drafts. narrow_steps: the programs of
         its other widths.
+    watch_step: told the batch of each step that verified all drafts, and the seconds it took.
     make_state: builds a state as `state` was, after the device has lost it; None gives up then.
     prefix_lookahead: `Drafter.kv_lookahead`; None keeps no KV of past texts.
     tokenizer: for bad words and the texts of log-probabilities; None where there is none.
@@ -81,6 +88,7 @@ class Engine:
         overlap: bool = True,
         pace: Pace | None = None,
         narrow_steps: Mapping[int, dict[Mode, Steps]] | None = None,
+        watch_step: WatchStep = unwatched,
         make_state: Callable[[], EngineState] | None = None,
         prefix_lookahead: int | None = None,
         seed: int = 0,
@@ -91,6 +99,7 @@ class Engine:
         self.pace = pace
         self._params, self._state, self._steps = params, state, steps
         self._narrow_steps = narrow_steps or {}
+        self._watch_step = watch_step
         self._make_state = make_state
         self._eos_token_ids = eos_token_ids
         self._make_detokenizer = make_detokenizer
@@ -561,8 +570,7 @@ class Engine:
             dispatch, packed, vocab_size=self.geometry.vocab_size, token_text=self._token_text
         )
         landed.keep_prompt_logprobs()
-        if self.pace is not None:
-            self._tell_pace(dispatch, landed, now)
+        self._note_step(dispatch, landed, now)
         self._in_flight_rows[dispatch.slots] -= dispatch.max_commit
         for seq, row in dispatch.entries:
             seq.num_in_flight -= 1
@@ -588,15 +596,19 @@ class Engine:
             return None
         return lambda token: tokenizer.decode([token], skip_special_tokens=False)
 
-    def _tell_pace(self, dispatch: Dispatch, landed: Landed, now: float) -> None:
+    def _note_step(self, dispatch: Dispatch, landed: Landed, now: float) -> None:
         """Reports what a decode dispatch took, if nothing else ran meanwhile, and brought."""
         last, self._last_landed = self._last_landed, (dispatch.kind, now)
         if dispatch.is_prefill:
             return
         if last[0] != "prefill":
             seconds = now - max(last[1], dispatch.started_s)
-            self.pace.note_time(dispatch.batch, dispatch.width, seconds)
-        self.pace.note_accepted(dispatch.width, landed.accepted_on_device())
+            if self.pace is not None:
+                self.pace.note_time(dispatch.batch, dispatch.width, seconds)
+            if dispatch.width == self.geometry.block_size:
+                self._watch_step(dispatch.batch, seconds)
+        if self.pace is not None:
+            self.pace.note_accepted(dispatch.width, landed.accepted_on_device())
 
     def _commit(self, seq: Sequence, landed: Landed, step: int, row: int, now: float) -> None:
         bits = landed.errors(step, row)

@@ -5,8 +5,10 @@ import time
 import pytest
 
 from jaxspec.engine import auto
-from jaxspec.engine.auto import StepTimes, judge, measure_step_s, remembered_times
-from tests.harness import make_engine, request, run, tokens_of
+from jaxspec.engine.auto import StepTimes, StepWatch, judge, measure_steps, remembered_times
+from jaxspec.engine.pace import Pace
+from jaxspec.mode import Mode
+from tests.harness import BLOCK, make_engine, request, run, tokens_of
 
 
 def test_a_drafter_pays_when_tokens_grow_faster_than_the_step():
@@ -69,9 +71,76 @@ def test_a_memory_that_cannot_be_written_costs_only_the_measurement(tmp_path):
     assert remembered_times(file, "a", lambda: StepTimes(2.0, 1.0)) == StepTimes(2.0, 1.0)
 
 
-def test_measuring_a_step_leaves_an_engine_as_it_was(monkeypatch):
+BATCH = ("decode", Mode.GREEDY, 1)
+
+
+def watch(file, seconds: float, batch=BATCH, num_steps: int = 64) -> None:
+    """A session whose steps take so long."""
+    session = StepWatch(file, "a")
+    for _ in range(num_steps):
+        session(batch, seconds)
+
+
+def is_remembered(file) -> bool:
+    """Whether a start would do without a measurement."""
+    return "a" in auto._read(file)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "holds"), [(1.0, True), (1.25, True), (0.8, True), (1.35, False), (0.7, False)]
+)
+def test_times_are_forgotten_when_steps_take_another_time_than_before(tmp_path, seconds, holds):
+    file = tmp_path / "auto.json"
+    remembered_times(file, "a", lambda: StepTimes(2.0, 1.0))
+    watch(file, 1.0)
+    assert remembered_times(file, "a", lambda: StepTimes(7.0, 7.0)) == StepTimes(2.0, 1.0)
+    watch(file, seconds)
+    assert is_remembered(file) == holds
+
+
+def test_a_session_is_judged_by_enough_steps_of_one_request(tmp_path):
+    file = tmp_path / "auto.json"
+    remembered_times(file, "a", lambda: StepTimes(2.0, 1.0))
+    watch(file, 1.0)
+    watch(file, 9.0, num_steps=63)
+    watch(file, 9.0, batch=("decode", Mode.GREEDY, 2))
+    watch(file, 9.0, batch=("decode", Mode.SAMPLED, 1))
+    assert is_remembered(file)
+
+
+def test_what_others_have_forgotten_stays_forgotten(tmp_path):
+    watch(tmp_path / "auto.json", 1.0)
+    assert not (tmp_path / "auto.json").exists()
+
+
+@pytest.mark.parametrize("drafter", ["none", "scripted"])
+def test_an_engine_tells_who_watches_of_its_full_steps(drafter):
+    seen = []
+    engine = make_engine(drafter, watch_step=lambda *step: seen.append(step), accepts=2)
+    run(engine, request("a", [5, 6, 7], max_tokens=20, ignore_eos=True))
+    assert {batch for batch, _ in seen} == {("decode", Mode.GREEDY, 4)}
+    assert 3 < len(seen) < engine.stats.num_decode_steps
+    assert all(seconds > 0 for _, seconds in seen)
+
+
+def test_measuring_steps_leaves_an_engine_as_it_was(monkeypatch):
     monkeypatch.setattr(auto, "_MEASURE_S", 0.0)
-    engine = make_engine("scripted", accepts=3)
-    assert measure_step_s(engine) > 0
+    engine = make_engine("scripted", accepts=3, pace=Pace((BLOCK, 1), BLOCK - 1))
+    assert min(measure_steps(engine)) > 0
     alone = run(make_engine("scripted", accepts=3), request("a", [5, 6, 7]))
     assert tokens_of(run(engine, request("a", [5, 6, 7]))["a"]) == tokens_of(alone["a"])
+
+
+def test_plain_and_drafted_steps_are_measured_in_turns(monkeypatch):
+    """A machine that is busy in bursts slows both; the fastest of each is taken."""
+    monkeypatch.setattr(auto, "_MEASURE_S", 0.0)
+    widths, times = [], iter([9.0, 9.0, 1.0, 9.0, 9.0, 2.0, 9.0, 9.0, 9.0, 9.0])
+    monkeypatch.setattr(auto, "warm_up_programs", lambda engine, programs: None)
+
+    def timed(engine, program):
+        widths.append(program.width)
+        return next(times)
+
+    monkeypatch.setattr(auto, "time_idle", timed)
+    assert measure_steps(make_engine("scripted")) == StepTimes(1.0, 2.0)
+    assert widths == [1, BLOCK] * 5
