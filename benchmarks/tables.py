@@ -1,4 +1,4 @@
-"""Makes the README's tables of runs on a GPU from the JSON of these runs.
+"""Makes the README's tables from the JSON of these runs.
 
 python benchmarks/tables.py            # prints them
 python benchmarks/tables.py --write    # puts them in README.md, between their marks
@@ -112,7 +112,33 @@ def programs() -> str:
     return "\n".join(lines)
 
 
-def _read(name: str) -> dict[str, Any]:
+def features() -> str:
+    """What each sampling feature adds to a step, by device and drafter; a run for each device.
+
+    On a CPU it is CPU time, which others on the machine change least.
+    """
+    runs = {
+        (run["device"], row["drafter"]): [
+            each for each in run["rows"] if each["drafter"] == row["drafter"]
+        ]
+        for run in _read("features")
+        for row in run["rows"]
+    }
+    heads = " | ".join(f"{device}, {drafter}" for device, drafter in runs)
+    lines = [f"| in a batch of 8 | {heads} |", "| --- " * (len(runs) + 1) + "|"]
+    for place, row in enumerate(next(iter(runs.values()))):
+        cells = []
+        for (device, _), rows in runs.items():
+            unit = "cpu_ms" if device == "cpu" else "step_ms"
+            first, ms = rows[0][unit], rows[place][unit]
+            digits = 1 if first > 10 else 2
+            more = f"{ms - first:+.{digits}f} ms ({ms / first - 1:+.0%})"
+            cells.append(f"{first:.{digits}f} ms a step" if place == 0 else more)
+        lines.append(f"| {row['feature']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
@@ -121,6 +147,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "steps": steps,
     "prompts": prompts,
     "programs": programs,
+    "features": features,
 }
 
 

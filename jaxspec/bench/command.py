@@ -71,7 +71,7 @@ MODES = {
         "what each sampling feature adds to a step",
         # Prompts go first, so that all steps are of one batch size: fewer programs to compile.
         {**_MANY, "enable_chunked_prefill": False},
-        repeats=3,
+        repeats=2,
         drafters=("none",),
         shipped=True,
     ),

@@ -30,13 +30,11 @@ def events():
 @pytest.mark.parametrize(
     ("drafter", "modes", "num_parts"),
     [
-        ("none", (Mode.GREEDY, Mode.EDITED), 4),
+        ("none", (Mode.GREEDY,), 2),
         pytest.param("tree", tuple(Mode), 6 + 4 + 3, marks=pytest.mark.nightly),
     ],
 )
-def test_calls_neither_trace_nor_compile_what_was_compiled_ahead(
-    drafter, modes, num_parts, events, x64
-):
+def test_calls_neither_trace_nor_compile_what_was_compiled_ahead(drafter, modes, num_parts, events):
     """A vocabulary's worth of stop ids of its own makes programs that no other test has called."""
     engine = make_engine(drafter, max_stop_ids=5)
     programs = programs_of(engine, modes)

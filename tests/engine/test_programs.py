@@ -285,9 +285,36 @@ def test_a_greedy_step_draws_no_noise_and_filters_nothing():
     assert not random & greedy
 
 
-def test_no_step_sorts():
-    names = primitives_of(trace(Mode.SAMPLED).jaxpr.jaxpr)
-    assert not {name for name in names if "sort" in name or "top_k" in name}
+def test_only_steps_that_tell_log_probabilities_sort():
+    engine = make_engine()
+    for mode in (Mode.SAMPLED, Mode.EDITED, Mode.LOGPROBS):
+        (program,) = engine.lower_idle("decode", decode_batch(engine.geometry), mode=mode)
+        sorts = re.findall(r"hlo\.\w*(?:sort|top_k)\b", program.as_text())
+        assert bool(sorts) is mode.logprobs
+
+
+@pytest.mark.nightly
+def test_greedy_batches_run_their_own_program_whatever_was_asked_before():
+    """The same text of the same program, which never sees the rows that edits need."""
+    engine = make_engine()
+    packed = decode_batch(engine.geometry)
+
+    def lowered(mode):
+        (program,) = engine.lower_idle("decode", packed, mode=mode)
+        return program
+
+    def of_vocabulary(program):
+        counts = (engine.geometry.num_slots + 1, engine.geometry.vocab_size)
+        return [aval for aval in jax.tree.leaves(program.in_avals) if aval.shape == counts]
+
+    before = lowered(Mode.GREEDY).as_text()
+    run(engine, request("a", [1, 2], frequency_penalty=1.0, logit_bias={3: 1.0}))
+    assert of_vocabulary(lowered(Mode.EDITED)), "the look at the inputs sees nothing"
+    assert lowered(Mode.GREEDY).as_text() == before
+    assert of_vocabulary(lowered(Mode.GREEDY)) == []
+    calls = record(engine)
+    run(engine, request("b", [1, 2]))
+    assert {call.mode for call in calls} == {Mode.GREEDY}
 
 
 def test_published_lengths_are_handed_out_once_a_trace():
