@@ -13,6 +13,8 @@ from jaxspec.mode import Mode
 DEFAULT_MAX_TOKENS = 16
 MAX_SEED = 2**64 - 1
 MAX_COPIES = 128
+MAX_TEMPERATURE = 1e30  # far beyond it, float32 would allow what is forbidden
+MIN_REPETITION_PENALTY = 0.01  # far below it, logits overflow
 
 
 def _option(default: Any, help: str) -> Any:
@@ -170,7 +172,7 @@ class SamplingParams(_ByName):
         check_field_types(self, RequestError)
         for name in lists:
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        _check_range("temperature", self.temperature, 0.0, None)
+        _check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
         if self.top_k < -1:
@@ -225,7 +227,7 @@ class SamplingParams(_ByName):
         """Refuses what cannot be meant by the fields that change logits."""
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        _check_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 10.0)
         if self.min_tokens < 0:
             raise RequestError(f"min_tokens is {self.min_tokens}; it must be at least 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -277,15 +279,15 @@ class SamplingParams(_ByName):
 
 
 def _check_range(
-    name: str, value: float, low: float, high: float | None, *, open_low: bool = False
+    name: str, value: float, low: float, high: float, *, open_low: bool = False
 ) -> None:
     """Refuses NaN, infinities and values outside [low, high] (or (low, high])."""
     too_low = value <= low if open_low else value < low
-    finite = float("-inf") < value < float("inf")
-    if not finite or too_low or (high is not None and value > high):
+    if too_low or not value <= high:
         bound = f"above {low:g}" if open_low else f"at least {low:g}"
-        limit = bound if high is None else f"{bound} and at most {high:g}"
-        raise RequestError(f"{name} is {value!r}; it must be a finite number, {limit}")
+        raise RequestError(
+            f"{name} is {value!r}; it must be a finite number, {bound} and at most {high:g}"
+        )
 
 
 def sampling_params_fields() -> dict[str, str]:

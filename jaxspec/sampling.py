@@ -148,6 +148,7 @@ def filter_mask(scores: jax.Array, rows: SamplingRows) -> jax.Array:
     def top_p_threshold() -> jax.Array:
         weights = jnp.where(keep, jnp.exp(scores - highest), 0.0)
         wanted = weights.sum(-1, keepdims=True) * rows.top_p[:, None, None]
+        wanted = jnp.maximum(wanted, jnp.finfo(jnp.float32).tiny)  # of nothing, all have enough
 
         def enough(kept: jax.Array) -> jax.Array:
             return jnp.where(kept, weights, 0.0).sum(-1, keepdims=True) >= wanted

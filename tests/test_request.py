@@ -20,9 +20,10 @@ from jaxspec.request import (
 )
 
 RANGES = [
-    ("temperature", -0.1, "it must be a finite number, at least 0"),
-    ("temperature", float("nan"), "it must be a finite number, at least 0"),
-    ("temperature", float("inf"), "it must be a finite number, at least 0"),
+    ("temperature", -0.1, "it must be a finite number, at least 0 and at most 1e+30"),
+    ("temperature", float("nan"), "it must be a finite number, at least 0 and at most 1e+30"),
+    ("temperature", float("inf"), "it must be a finite number, at least 0 and at most 1e+30"),
+    ("temperature", 1e39, "it must be a finite number, at least 0 and at most 1e+30"),
     ("top_p", 0.0, "it must be a finite number, above 0 and at most 1"),
     ("top_p", 1.01, "it must be a finite number, above 0 and at most 1"),
     ("top_p", float("nan"), "it must be a finite number, above 0 and at most 1"),
@@ -35,8 +36,8 @@ RANGES = [
     ("presence_penalty", 2.5, "it must be a finite number, at least -2 and at most 2"),
     ("presence_penalty", float("nan"), "it must be a finite number, at least -2 and at most 2"),
     ("frequency_penalty", -2.5, "it must be a finite number, at least -2 and at most 2"),
-    ("repetition_penalty", 0.0, "it must be a finite number, above 0 and at most 10"),
-    ("repetition_penalty", 11.0, "it must be a finite number, above 0 and at most 10"),
+    ("repetition_penalty", 0.0, "it must be a finite number, at least 0.01 and at most 10"),
+    ("repetition_penalty", 11.0, "it must be a finite number, at least 0.01 and at most 10"),
     ("min_tokens", -1, "it must be at least 0"),
     ("logprobs", -1, "it must be between 0 and 20, or None for none"),
     ("logprobs", 21, "it must be between 0 and 20, or None for none"),

@@ -111,6 +111,11 @@ def test_equal_scores_stay_together():
     assert kept_of([1.0, 3.0, 3.0, 3.0, 0.0], top_k=2) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("top_p", [1e-30, 1e-39, 1e-46])
+def test_a_top_p_that_rounds_to_nothing_keeps_the_likeliest(top_p):
+    assert kept_of([1.0, 3.0, 3.0, 2.0], top_p=top_p) == [1, 2]
+
+
 def test_zero_and_minus_zero_are_equal_scores():
     assert kept_of([0.0, -0.0, -1.0, 0.0], top_k=1) == [0, 1, 3]
 

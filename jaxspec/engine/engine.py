@@ -614,6 +614,8 @@ class Engine:
         bits = landed.errors(step, row)
         if bits:
             seq.error = describe_errors(seq.slot, bits)
+            if seq.matcher is not None and seq.request.params.bad_words:
+                seq.error += "; or bad_words forbid all that the grammar allows"
             if bits & ~NON_FINITE_LOGITS:
                 self._faults.append(seq.error)
             self._finish(seq, FinishReason.ERROR)

@@ -13,7 +13,7 @@ from jaxspec.cache.page_pool import PagePool
 from jaxspec.engine.allowed import allowed_tokens
 from jaxspec.engine.warmup import warmup
 from jaxspec.mode import Mode
-from jaxspec.request import RequestError, SamplingParams, StructuredOutputsParams
+from jaxspec.request import FinishReason, RequestError, SamplingParams, StructuredOutputsParams
 from tests.fakes import EOS, encode_letters, letter_grammars
 from tests.harness import (
     SCRIPT,
@@ -93,6 +93,16 @@ def test_a_preempted_request_goes_on_inside_its_grammar():
     outputs = run(engine, *asked)
     check(outputs, *asked)
     assert engine.stats.num_preemptions >= 1
+
+
+def test_a_grammar_whose_every_token_is_a_bad_word_ends_its_request_alone():
+    asked = request("a", [3], structured_outputs=REGEXES[0], bad_words=["b", "e"], max_tokens=9)
+    other = workload()[0]
+    outputs = run(told_engine(other), asked, other)
+    check({other.request_id: outputs[other.request_id]}, other)
+    assert outputs["a"].outputs[0].finish_reason is FinishReason.ERROR
+    assert len(tokens_of(outputs["a"])) == 1  # an a or a d
+    assert outputs["a"].error.endswith("; or bad_words forbid all that the grammar allows")
 
 
 def test_only_batches_with_a_grammar_run_its_programs():
