@@ -132,7 +132,8 @@ def build(case: Case, target_params: Any, device: Device, dtype: str) -> Program
 
 def time_program(program: Program, compiled: Step, machine: Machine) -> dict[str, Any]:
     """The best of a few chains, the host's part of a call, and the kernels of one."""
-    state, params, packed = program.state(), program.params, program.packed
+    state, params = program.state(), program.params
+    packed = jax.device_put(program.packed)
 
     def call() -> jax.Array:
         nonlocal state

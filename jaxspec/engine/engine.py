@@ -33,6 +33,7 @@ from jaxspec.engine.landing import Landed
 from jaxspec.engine.logprob_output import DecodeToken
 from jaxspec.engine.pace import Pace
 from jaxspec.engine.page_table import PageTable
+from jaxspec.engine.result_room import make_room_for_results
 from jaxspec.engine.sequence import Detokenizer, Sequence, TextCodec
 from jaxspec.engine.staged_step import Allow, StagedStep
 from jaxspec.engine.state import EngineState
@@ -128,6 +129,7 @@ class Engine:
         self._last_landed = ("prefill", 0.0)  # kind and time
         self._stale_edits: set[int] = set()  # slots that hold what their last owner asked for
         self._edits: EditRows | None = None  # from the first request on that needs them
+        self._room = make_room_for_results() if jax.default_backend() == "gpu" else []
 
     def _use_pool(self, pool: PagePool) -> None:
         self._pages = PageTable(self.geometry, pool, self._prefix_lookahead)
