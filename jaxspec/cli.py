@@ -15,7 +15,12 @@ from jaxspec.bench import command as bench
 from jaxspec.commands import chat, generate, models
 from jaxspec.commands.common import EXIT_FAILED, OutputLost, write
 from jaxspec.config import ConfigError
-from jaxspec.interrupts import EXIT_TERMINATED, end_at_sigterm, resend_lost_interrupts
+from jaxspec.interrupts import (
+    EXIT_TERMINATED,
+    end_at_sigterm,
+    end_while_compiling,
+    resend_lost_interrupts,
+)
 from jaxspec.options import Parser, UsageError, parse
 from jaxspec.request import RequestError
 from jaxspec.training import command as train
@@ -59,10 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except KeyboardInterrupt:
         print("jaxspec: interrupted", file=sys.stderr)
+        if argv is None:  # nobody called this process but to run the command
+            end_while_compiling(EXIT_INTERRUPTED)
         return EXIT_INTERRUPTED
     except SystemExit as leaving:
         if leaving.code == EXIT_TERMINATED:
             print("jaxspec: terminated", file=sys.stderr)
+            if argv is None:
+                end_while_compiling(EXIT_TERMINATED)
         raise
     except BrokenPipeError:
         # Whatever is still buffered goes nowhere, instead of failing again at exit.

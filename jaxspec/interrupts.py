@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 
@@ -79,3 +81,36 @@ def end_at_sigterm() -> None:
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, leave)
+
+
+COMPILING = "compiling"  # how the names of threads begin that do
+_NEVER_S = 3600.0
+_WRITERS = ("compilation_cache.py", "lru_cache.py")  # of jax
+
+
+def end_while_compiling(status: int) -> None:
+    """Ends the process at once where threads compile, which nothing else can interrupt.
+
+    Only a program that is on its way to the compilation cache is waited for, since a file half
+    written would stay. Elsewhere it does nothing.
+    """
+    threads = [each for each in threading.enumerate() if each.name.startswith(COMPILING)]
+    if not threads:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    # Between the look at a thread and the end, it may not come to write.
+    sys.setswitchinterval(_NEVER_S)
+    while any(_is_writing(each) for each in threads):
+        time.sleep(0.01)
+    os._exit(status)
+
+
+def _is_writing(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident)
+    while frame is not None:
+        if Path(frame.f_code.co_filename).name in _WRITERS:
+            return True
+        frame = frame.f_back
+    return False

@@ -15,7 +15,7 @@ LAYERS = [
     [KERNELS],
     [
         "jaxspec.checks",
-        "jaxspec.checks",
+        "jaxspec.interrupts",
         "jaxspec.config",
         "jaxspec.mode",
         "jaxspec.threefry",
@@ -68,6 +68,7 @@ SURFACE = LAYERS.index(["jaxspec.llm"])
 # What the engine's host loop is made of, and what reads text; none of it may touch the device.
 HOST_ONLY = [
     "jaxspec.checks",
+    "jaxspec.interrupts",
     "jaxspec.config",
     "jaxspec.mode",
     "jaxspec.threefry",

@@ -255,3 +255,41 @@ def test_training_ends_with_a_checkpoint_to_go_on_from(home, data, tmp_path, sav
         json.dumps(entry)
     later = [int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdigit()]
     assert max(later) >= max(steps)
+
+
+SLOW = """
+import sys, time
+from jaxspec import cli
+from jaxspec.engine.compile_ahead import compile_side_by_side
+
+class Slow:
+    def compile(self):
+        print("begun", flush=True)
+        time.sleep(120)
+
+def run(args, cache_dir):
+    compile_side_by_side([[Slow()]])
+
+cli.COMMANDS["models"] = cli.Command("", lambda parser: None, run)
+sys.argv = ["jaxspec", "models"]
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.nightly
+@BOTH
+def test_a_command_ends_while_a_program_compiles(number):
+    """Nothing can interrupt XLA: the process leaves without it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "begun\n"
+    sent = time.monotonic()
+    process.send_signal(number)
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert time.monotonic() - sent < 60
+    assert (process.returncode, said) == (STATUS[number], SAID[number] + "\n")

@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from jax.stages import Lowered
 
+from jaxspec.interrupts import COMPILING
+
 _MAX_WORKERS = 8  # a program of a large model takes up to 1 GB of host memory meanwhile
 _SHOWN_EVERY_S = 0.2
 
@@ -28,7 +30,7 @@ def compile_side_by_side(
     not wait for the others.
     """
     workers = min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="compile")
+    pool = ThreadPoolExecutor(workers, thread_name_prefix=COMPILING)
     waiting: set[Future[None]] = set()
     num_ready = 0
     is_over = False
