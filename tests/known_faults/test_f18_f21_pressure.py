@@ -4,9 +4,10 @@ import pytest
 
 from jaxspec.engine.warmup import warmup
 from jaxspec.mode import Mode
+from jaxspec.request import RequestError
 from tests.engine.test_preemption import engine_of_pages, long_requests
 from tests.engine.test_programs import compilations
-from tests.harness import check, expected, run, tokens_of
+from tests.harness import check, expected, request, run, tokens_of
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "blocking"])
@@ -52,6 +53,16 @@ def test_what_was_in_flight_of_a_preempted_request_is_dropped_whole():
             assert tokens == want[: len(tokens)]
             seen[name] = len(tokens)
     assert preempted_with is not None
+
+
+def test_a_request_that_no_pool_could_hold_is_refused_and_the_next_one_served():
+    """F21: 6 pages, of which one request may need 7 and the other 6."""
+    engine = engine_of_pages(6)
+    with pytest.raises(RequestError, match=r"may need 7 KV pages .*, but the pool has 6"):
+        engine.add_request(request("large", [1, 2, 3], max_tokens=7))
+    small = request("small", [1, 2, 3], max_tokens=4, ignore_eos=True)
+    check(run(engine, small), small)
+    assert engine.num_free_pages == 6
 
 
 def test_a_pool_for_one_request_serves_many():
