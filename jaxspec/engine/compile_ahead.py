@@ -6,6 +6,7 @@ the same jitted function neither traces nor compiles (0.10.2 and 0.11.2).
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,31 +22,41 @@ _SHOWN_EVERY_S = 0.2
 def compile_side_by_side(
     programs: Iterable[Sequence[Lowered]],
     *,
-    on_compiled: Callable[[int], None] = lambda count: None,
+    on_compiled: Callable[[int], None] = lambda num_ready: None,
 ) -> None:
-    """Compiles each program as soon as it is lowered, as many at once as there are CPUs.
+    """Compiles each program as soon as it is lowered.
 
     programs: the parts of each, lowered as it is drawn, in the caller's thread. on_compiled: told
-    now and then how many are ready. An error, or Ctrl-C, drops those that have not begun; it does
-    not wait for the others.
+    now and then how many are ready.
+    """
+    run_side_by_side((functools.partial(_compile, parts) for parts in programs), on_compiled)
+
+
+def run_side_by_side(
+    jobs: Iterable[Callable[[], None]], on_done: Callable[[int], None] = lambda num_done: None
+) -> None:
+    """Runs jobs that mostly compile, as many at once as there are CPUs, as they are drawn.
+
+    on_done: told now and then how many are done. An error, or Ctrl-C, drops those that have not
+    begun; it does not wait for the others.
     """
     workers = min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
     pool = ThreadPoolExecutor(workers, thread_name_prefix=COMPILING)
     waiting: set[Future[None]] = set()
-    num_ready = 0
+    num_done = 0
     is_over = False
 
     def look(timeout_s: float) -> None:
-        nonlocal waiting, num_ready
-        ready, waiting = wait(waiting, timeout_s)
-        for each in ready:
+        nonlocal waiting, num_done
+        done, waiting = wait(waiting, timeout_s)
+        for each in done:
             each.result()
-        num_ready += len(ready)
-        on_compiled(num_ready)
+        num_done += len(done)
+        on_done(num_done)
 
     try:
-        for parts in programs:
-            waiting.add(pool.submit(_compile, parts))
+        for job in jobs:
+            waiting.add(pool.submit(job))
             look(0)
         while waiting:
             look(_SHOWN_EVERY_S)

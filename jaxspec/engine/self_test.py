@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+
+import jax
 
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import DrafterPlan
+from jaxspec.engine.compile_ahead import run_side_by_side
 from jaxspec.models.config import ModelConfig
 from kernels_pallas import dispatch
 from kernels_pallas.accept import cases as accept_cases
@@ -20,15 +24,22 @@ from kernels_pallas.resolve_prepare import cases as resolve_cases
 
 
 def self_test_kernels(geometry: Geometry, model: ModelConfig, plan: DrafterPlan) -> None:
-    """Checks every kernel that is not a reference already.
+    """Checks every kernel that is not a reference already, side by side: compiling takes the time.
 
     Raises:
         UnsupportedKernel: a kernel differs from its reference here; names op, case and error.
     """
-    for op, case in self_test_cases(geometry, model, plan):
-        implementation = getattr(geometry.kernels, op)
-        if implementation != dispatch.XLA:
-            dispatch.self_test(op, implementation, case)
+    is_wide = jax.config.jax_enable_x64
+
+    def check(op: str, case: Any) -> None:
+        with jax.enable_x64(is_wide):  # which a caller may have said for its own thread
+            dispatch.self_test(op, getattr(geometry.kernels, op), case)
+
+    run_side_by_side(
+        functools.partial(check, op, case)
+        for op, case in self_test_cases(geometry, model, plan)
+        if getattr(geometry.kernels, op) != dispatch.XLA
+    )
 
 
 def self_test_cases(
