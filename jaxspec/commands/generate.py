@@ -56,6 +56,8 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
     text = decode_utf8(piped_input().read()) if args.prompt == "-" else args.prompt
     if not text.strip():
         raise RequestError("the prompt is empty; give it some text")
+    from jaxspec.engine.warmup import compile_for
+
     with ProgressDisplay() as progress:
         llm, prompt = _load(args, config, params, text, cache_dir, progress)
         if args.verbose:
@@ -63,6 +65,7 @@ def run(args: argparse.Namespace, cache_dir: Path) -> int:
         params = within_context(params, args, llm.config.max_model_len)
         stream = llm.stream({"prompt_token_ids": prompt.token_ids}, params)
         progress("compiling", 0, 0)
+        compile_for(llm.engine, len(prompt.token_ids), params)
         delta = next(stream)
     while True:
         if not args.json:

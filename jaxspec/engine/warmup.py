@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from jax.stages import Lowered
 
+from jaxspec.engine.admission import bucket
 from jaxspec.engine.compile_ahead import compile_side_by_side
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import empty_prefill_batch
 from jaxspec.mode import Mode
+from jaxspec.request import SamplingParams
 
 OnProgress = Callable[[str, int, int], None]  # (what, done, total)
 _TIMED_RUNS = 3
@@ -75,6 +77,20 @@ def warm_up_programs(
         for _ in range(_RUNS):
             program.run(engine)
     tell("warming up", total, total)
+
+
+def compile_for(engine: Engine, num_prompt_tokens: int, params: SamplingParams) -> None:
+    """Compiles what a request alone runs, its prefill and its decode step, side by side."""
+    sizes = engine.geometry
+    tiles = min(-(-num_prompt_tokens // sizes.prefill_tile), sizes.prefill_buckets[-1])
+    packed = empty_prefill_batch(bucket(tiles, sizes.prefill_buckets), sizes)
+    programs = [Program("prefill", params.prefill_mode, packed, sizes.block_size)]
+    if params.max_tokens != 1:
+        needs_host = params.stop or params.mode.constrained
+        kind = "decode_loop" if sizes.decode_steps > 1 and not needs_host else "decode"
+        packed = np.zeros((sizes.batch_buckets[0], 1 + sizes.pages_per_slot), np.int32)
+        programs.append(Program(kind, params.mode, packed, sizes.block_size))
+    compile_side_by_side(program.lower(engine) for program in programs)
 
 
 def programs_of(engine: Engine, modes: Sequence[Mode]) -> list[Program]:

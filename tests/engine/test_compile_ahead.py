@@ -7,9 +7,9 @@ import jax
 import pytest
 
 from jaxspec.engine.compile_ahead import compile_side_by_side
-from jaxspec.engine.warmup import programs_of
+from jaxspec.engine.warmup import compile_for, programs_of
 from jaxspec.mode import Mode
-from tests.harness import make_engine
+from tests.harness import check, make_engine, request, run
 
 TRACED = "/jax/core/compile/jaxpr_trace_duration"
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -49,6 +49,18 @@ def test_calls_neither_trace_nor_compile_what_was_compiled_ahead(drafter, modes,
     for program in programs:
         program.run(engine)
     assert COMPILED not in events and TRACED not in events
+
+
+@pytest.mark.parametrize("length", [3, 9], ids=["a tile", "several tiles"])
+def test_a_request_alone_compiles_nothing_after_its_programs(length, events):
+    sizes = dict(prefill_buckets=(1, 2, 4), batch_buckets=(1, 2, 4), max_stop_ids=5)
+    engine = make_engine("none", **sizes)
+    asked = request("a", list(range(length)))
+    compile_for(engine, length, asked.params)
+    events.clear()
+    outputs = run(engine, asked)
+    assert COMPILED not in events
+    check(outputs, asked)
 
 
 class Part:
