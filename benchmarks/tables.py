@@ -28,8 +28,11 @@ def steps() -> str:
     for row in _read("roofline")["rows"]:
         if row["launches"] is None:  # a prompt, not a step
             continue
+        how = " split" * (row["form"] == "split")
+        if row["decode_steps"] > 1:
+            how += f", {row['decode_steps']} steps a dispatch"
         lines.append(
-            f"| {_SHAPES[row['shape']]}, {row['step']} | {row['batch']} "
+            f"| {_SHAPES[row['shape']]}, {row['step']}{how} | {row['batch']} "
             f"| {row['ms']:.2f} | {row['floor_ms']:.2f} | {row['ratio']:.2f} "
             f"| {row['idle_percent']:.0f} / {row['blocking_idle_percent']:.0f} % "
             f"| {row['dispatch_ms']:.2f} | {row['launches']:.0f} | {row['tokens_per_s']:,.0f} |"
