@@ -38,13 +38,12 @@ def run_side_by_side(
     """Runs jobs that mostly compile, as many at once as there are CPUs, as they are drawn.
 
     on_done: told now and then how many are done. An error, or Ctrl-C, drops those that have not
-    begun; it does not wait for the others.
+    begun; Ctrl-C does not wait for the others either.
     """
     workers = min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
     pool = ThreadPoolExecutor(workers, thread_name_prefix=COMPILING)
     waiting: set[Future[None]] = set()
     num_done = 0
-    is_over = False
 
     def look(timeout_s: float) -> None:
         nonlocal waiting, num_done
@@ -60,9 +59,10 @@ def run_side_by_side(
             look(0)
         while waiting:
             look(_SHOWN_EVERY_S)
-        is_over = True
-    finally:
-        pool.shutdown(wait=is_over, cancel_futures=True)
+    except BaseException as error:
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def _compile(parts: Sequence[Lowered]) -> None:

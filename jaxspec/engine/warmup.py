@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jax.stages import Lowered
 
@@ -15,6 +17,8 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.state import empty_prefill_batch
 from jaxspec.mode import Mode
 from jaxspec.request import SamplingParams
+
+log = logging.getLogger(__name__)
 
 OnProgress = Callable[[str, int, int], None]  # (what, done, total)
 _TIMED_RUNS = 3
@@ -68,10 +72,7 @@ def warm_up_programs(
     tell = on_progress or (lambda what, done, total: None)
     total = len(programs)
     tell("compiling", 0, total)
-    compile_side_by_side(
-        (program.lower(engine) for program in programs),
-        on_compiled=lambda count: tell("compiling", count, total),
-    )
+    _compile(engine, programs, lambda count: tell("compiling", count, total))
     for done, program in enumerate(programs):
         tell("warming up", done, total)
         for _ in range(_RUNS):
@@ -90,7 +91,22 @@ def compile_for(engine: Engine, num_prompt_tokens: int, params: SamplingParams) 
         kind = "decode_loop" if sizes.decode_steps > 1 and not needs_host else "decode"
         packed = np.zeros((sizes.batch_buckets[0], 1 + sizes.pages_per_slot), np.int32)
         programs.append(Program(kind, params.mode, packed, sizes.block_size))
-    compile_side_by_side(program.lower(engine) for program in programs)
+    _compile(engine, programs)
+
+
+def _compile(
+    engine: Engine,
+    programs: Sequence[Program],
+    on_compiled: Callable[[int], None] = lambda num_ready: None,
+) -> None:
+    """Compiles side by side what can be; what could not compiles when it first runs."""
+    try:
+        compile_side_by_side(
+            (program.lower(engine) for program in programs), on_compiled=on_compiled
+        )
+    except jax.errors.JaxRuntimeError as error:
+        # XLA tries kernels on the device meanwhile: there may be room for one program at a time.
+        log.warning("compiling one program after the other (%s)", str(error).splitlines()[0])
 
 
 def programs_of(engine: Engine, modes: Sequence[Mode]) -> list[Program]:
