@@ -8,10 +8,10 @@ be other ones on the device.
 
     PYTHONPATH=. python benchmarks/gpu_programs.py FOLDER --out . smollm2-135m:none:1 ...
 
-FOLDER holds the unpacked wheels jax-cuda13-pjrt of the installed jax's version, and
-nvidia-cuda-nvcc and nvidia-nvvm 13.0. A program is shape:drafter:batch, with ":prefill" behind it
-for one of so many tiles of a prompt, ":4" for four decode steps in one, or ":tree" for drafts in
-trees of 32 nodes.
+FOLDER holds the unpacked wheels jax-cuda13-pjrt and jax-cuda13-plugin of the installed jax's
+version, and nvidia-cuda-nvcc and nvidia-nvvm 13.0. A program is shape:drafter:batch, with
+":prefill" behind it for one of so many tiles of a prompt, ":4" for four decode steps in one, or
+":tree" for drafts in trees of 32 nodes.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ def main() -> None:
             "--xla_gpu_autotune_level=0",
         ]
     )
+    # What programs with a Mosaic kernel are linked with; jax would set it where the plugin is.
+    runtime = args.plugin / "jax_cuda13_plugin" / "libmosaic_gpu_runtime.so"
+    os.environ["MOSAIC_GPU_RUNTIME_LIB_PATH"] = str(runtime)
     os.environ["PATH"] = f"{args.plugin}/nvidia/cu13/bin:{os.environ['PATH']}"
     devices = _devices(args.plugin)
     rows = []

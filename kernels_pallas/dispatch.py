@@ -27,6 +27,7 @@ INTERPRET = "_interpret"  # "triton_interpret": the kernel run by JAX op by op, 
 TRITON_MIN_CAPABILITY = (8, 0)
 # Mosaic GPU: TMA and WGMMA, "only Hopper and newer" (jax docs/pallas/gpu/reference.md).
 MOSAIC_MIN_CAPABILITY = (9, 0)
+MOSAIC_MIN_JAX = (0, 11)  # semaphores of one device, the interpreter
 
 Shapes = Mapping[str, Any]  # the static sizes a backend may refuse: {"block_size": 16, ...}
 
@@ -64,7 +65,9 @@ def refuses_triton(device: Device) -> str | None:
 
 
 def refuses_mosaic_gpu(device: Device) -> str | None:
-    """Why no Pallas Mosaic GPU kernel runs on `device`, or None."""
+    """Why no Pallas Mosaic GPU kernel of ours runs on `device`, or None."""
+    if jax.__version_info__ < MOSAIC_MIN_JAX:
+        return f"jax {jax.__version__} < {'.'.join(map(str, MOSAIC_MIN_JAX))}"
     return refuses_below(device, MOSAIC_MIN_CAPABILITY)
 
 

@@ -20,12 +20,13 @@ from jaxspec.models.layers import (
     add_and_norm,
     attention,
     embed_tokens,
-    is_few,
+    is_ours,
     linear,
     logits_of,
     rms_norm,
     rope_inv_freq,
     swiglu,
+    whole,
 )
 
 
@@ -78,7 +79,7 @@ def build_network(
         x, residual = layer_input(own, embeds, hidden, config)
         # In a tree XLA pads the queries, and without a norm behind it XLA adds what the MLP gives:
         # neither may be launched early.
-        early = kernels.early_launch and is_few(x.reshape(-1, x.shape[-1]), kernels)
+        early = kernels.early_launch and is_ours(x, own.layer, kernels)
         early_attention = early and block.mask is None
         attended, kv = attention(
             x,
@@ -99,7 +100,8 @@ def build_network(
                 normed, own.layer, kernels=kernels, early_launch=early and own.norm is not None
             )
         if own.norm is None:
-            return Outputs(x + added, x + added), kv
+            x = x + whole(added, x)
+            return Outputs(x, x), kv
         x, normed = add_and_norm(x, added, own.norm, None, eps, kernels, False)
         return Outputs(normed if config.norm_output else x, normed), kv
 

@@ -14,7 +14,7 @@ from jaxspec.models.config import ModelConfig
 from kernels_pallas import dispatch
 from kernels_pallas.accept import cases as accept_cases
 from kernels_pallas.add_rms_norm import cases as add_rms_norm_cases
-from kernels_pallas.few_row_gemm import MAX_ROWS
+from kernels_pallas.few_row_gemm import MAX_ROWS, parts_for
 from kernels_pallas.few_row_gemm import cases as few_row_gemm_cases
 from kernels_pallas.kv_move import cases as kv_move_cases
 from kernels_pallas.kv_write import cases as kv_write_cases
@@ -138,6 +138,10 @@ def _layer_cases(geometry: Geometry, model: ModelConfig) -> list[tuple[str, Any]
     inner = min(model.intermediate_size, 1024)
     dtype = geometry.dtype
     gemm = few_row_gemm_cases.Case
+    implementation = geometry.kernels.few_row_gemm
+    gate_up = 128, model.intermediate_size, width
+    serves_many = parts_for(*gate_up, swiglu=True, implementation=implementation)
+    many_rows = few_row_gemm_cases.MANY_ROWS_CASES if serves_many else ()
     return [
         ("add_rms_norm", add_rms_norm_cases.Case("in use", rows, width, dtype)),
         (
@@ -148,4 +152,5 @@ def _layer_cases(geometry: Geometry, model: ModelConfig) -> list[tuple[str, Any]
             "few_row_gemm",
             gemm("gate_up, in use", rows, inner, width, swiglu=True, dtype=dtype),
         ),
+        *(("few_row_gemm", each._replace(dtype=dtype)) for each in many_rows),
     ]

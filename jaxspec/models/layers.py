@@ -20,7 +20,7 @@ from jax import lax
 from jaxspec.models.base import KV, Block, Kernels
 from jaxspec.models.config import RopeScaling
 from kernels_pallas.add_rms_norm import add_rms_norm
-from kernels_pallas.few_row_gemm import MAX_ROWS, few_row_gemm
+from kernels_pallas.few_row_gemm import few_row_gemm, parts_for
 from kernels_pallas.kv_write import kv_write
 from kernels_pallas.paged_attention import paged_attention
 
@@ -88,6 +88,7 @@ def linear(
     *,
     kernels: Kernels = _PLAIN,
     early_launch: bool = False,
+    in_parts: bool = False,
 ) -> jax.Array:
     """Multiplies every row by a matrix.
 
@@ -97,25 +98,33 @@ def linear(
         bias: [out].
         kernels: the implementation of each op; `few_row_gemm` serves as many rows as it takes.
         early_launch: see `kernels_pallas.early_launch`.
+        in_parts: whether the result may be in parts, which `add_and_norm` adds up.
 
     Returns:
-        [..., out] in x's dtype.
+        [..., out] in x's dtype, or in parts f32[S, ..., out].
     """
     rows = x.reshape(-1, x.shape[-1])
-    if is_few(rows, kernels):
+    outputs, width = weight.shape
+    num_parts = parts_for(
+        rows.shape[0],
+        outputs,
+        width,
+        may_split=in_parts and bias is None,
+        implementation=kernels.few_row_gemm,
+    )
+    if num_parts:
         y = few_row_gemm(
-            rows, weight, early_launch=early_launch, implementation=kernels.few_row_gemm
+            rows,
+            weight,
+            num_parts=num_parts,
+            early_launch=early_launch,
+            implementation=kernels.few_row_gemm,
         )
     else:
         y = _product(rows, weight, preferred=x.dtype)
     if bias is not None:
         y = y + bias[None]
-    return y.reshape(*x.shape[:-1], weight.shape[0])
-
-
-def is_few(rows: jax.Array, kernels: Kernels) -> bool:
-    """Whether the rows [M, in] of a product are for `few_row_gemm`."""
-    return kernels.few_row_gemm != "xla" and rows.shape[0] <= MAX_ROWS
+    return y.reshape(*y.shape[:-2], *x.shape[:-1], outputs)
 
 
 def logits_of(hidden: jax.Array, head: jax.Array) -> jax.Array:
@@ -200,18 +209,37 @@ def embed_tokens(embed: jax.Array, token_ids: jax.Array) -> jax.Array:
     return embed.at[token_ids].get(mode="clip", wrap_negative_indices=False)
 
 
+def is_ours(x: jax.Array, layer: LayerParams, kernels: Kernels) -> bool:
+    """Whether `few_row_gemm` serves all products of a layer for the rows of x, [B, N, ...]."""
+    num_rows, (width, inner) = x.shape[0] * x.shape[1], layer.down.shape
+    served = functools.partial(parts_for, num_rows, implementation=kernels.few_row_gemm)
+    parts = (
+        served(*layer.qkv.shape),
+        served(*layer.o.shape, may_split=layer.o_bias is None),
+        served(inner, width, swiglu=True),
+        served(width, inner, may_split=True),
+    )
+    return all(parts)
+
+
 def swiglu(
     x: jax.Array, layer: LayerParams, *, kernels: Kernels = _PLAIN, early_launch: bool = False
 ) -> jax.Array:
-    """down(silu(gate(x)) * up(x)): [..., E] -> [..., E]; kernels and early_launch as `linear`."""
-    rows = x.reshape(-1, x.shape[-1])
-    if is_few(rows, kernels):
-        run = functools.partial(
-            few_row_gemm, early_launch=early_launch, implementation=kernels.few_row_gemm
-        )
-        return run(run(rows, layer.gate_up, swiglu=True), layer.down).reshape(x.shape)
-    gate, up = jnp.split(linear(x, layer.gate_up), 2, axis=-1)
-    return linear(jax.nn.silu(gate) * up, layer.down)
+    """down(silu(gate(x)) * up(x)): [..., E] -> [..., E], maybe in parts; all else as `linear`."""
+    rows, inner = x.reshape(-1, x.shape[-1]), layer.down.shape[1]
+    implementation = kernels.few_row_gemm
+    if parts_for(len(rows), inner, x.shape[-1], swiglu=True, implementation=implementation):
+        y = few_row_gemm(
+            rows,
+            layer.gate_up,
+            swiglu=True,
+            early_launch=early_launch,
+            implementation=implementation,
+        ).reshape(*x.shape[:-1], inner)
+    else:
+        gate, up = jnp.split(linear(x, layer.gate_up), 2, axis=-1)
+        y = jax.nn.silu(gate) * up
+    return linear(y, layer.down, kernels=kernels, early_launch=early_launch, in_parts=True)
 
 
 def attention(
@@ -243,7 +271,7 @@ def attention(
         early_launch: see `kernels_pallas.early_launch`.
 
     Returns:
-        What is added to the residual stream, [B, N, E], and the pages.
+        What is added to the residual stream, [B, N, E] or in parts f32[S, B, N, E], and the pages.
     """
     with jax.named_scope("attention"):
         q, kv_pages = kv_write(
@@ -288,6 +316,7 @@ def attention(
             layer.o_bias,
             kernels=kernels,
             early_launch=early_launch and layer.o_bias is None,
+            in_parts=True,
         )
     return out, kv_pages
 
@@ -376,7 +405,7 @@ def decoder_layer(
         kernels=dataclasses.replace(kernels, early_launch=False),
         is_read=True,
     )
-    return x + added, kv_pages
+    return x + whole(added, x), kv_pages
 
 
 def _norms_of(stack: LayerStack) -> tuple[jax.Array | None, ...]:
@@ -388,12 +417,14 @@ def _norms_of(stack: LayerStack) -> tuple[jax.Array | None, ...]:
 def _layer(x, added, kv_pages, block, layer, norms, index, inv_freq, *, spec, kernels, is_read):
     """(stream at entry, stream after attention, what the MLP adds to it, pages).
 
+    What the MLP adds may be in parts, f32[S, B, N, E].
+
     norms: of all layers, index: i32[1] which is this one. is_read: the stream at entry is.
     """
     input_norms, post_norms, q_norms, k_norms = norms
     eps = spec.rms_norm_eps
-    # Many rows are multiplied by XLA's kernels, which must not be launched early.
-    early = kernels.early_launch and is_few(x.reshape(-1, x.shape[-1]), kernels)
+    # Where a product is XLA's its kernels must not be launched early.
+    early = kernels.early_launch and is_ours(x, layer, kernels)
     if added is None:
         normed = rms_norm(x, input_norms[index[0]], eps)
     else:
@@ -418,6 +449,11 @@ def _layer(x, added, kv_pages, block, layer, norms, index, inv_freq, *, spec, ke
     return entered, x, added, kv_pages
 
 
+def whole(added: jax.Array, like: jax.Array) -> jax.Array:
+    """Parts of what is added summed up; what is whole as it is."""
+    return added if added.ndim == like.ndim else added.sum(axis=0).astype(like.dtype)
+
+
 def add_and_norm(
     x: jax.Array,
     added: jax.Array,
@@ -429,12 +465,13 @@ def add_and_norm(
 ) -> tuple[jax.Array, jax.Array]:
     """(x + added, its norm), [B, N, E] each.
 
+    added: [B, N, E], or parts of it f32[S, B, N, E].
     weight: [E], or of all layers [L, E] with index i32[1] of this one.
     """
     width = x.shape[-1]
     results = add_rms_norm(
         x.reshape(-1, width),
-        added.reshape(-1, width),
+        added.reshape(*added.shape[:-3], -1, width),
         weight,
         index,
         eps=eps,

@@ -35,7 +35,7 @@ def add_rms_norm(
 
     Args:
       x: [M, E] the residual stream.
-      delta: [M, E] what a sublayer adds to it.
+      delta: [M, E] what a sublayer adds to it, or f32[S, M, E], parts of a product that are summed.
       weight: [E] of the norm, or with `layer` [L, E]: a slice of it would be a copy first.
       layer: i32[1] which of the weights, or None.
       eps: added to the mean square.
@@ -46,14 +46,15 @@ def add_rms_norm(
       Two arrays [M, E] in x's dtype.
     """
     chex.assert_rank(x, 2)
-    chex.assert_equal_shape([x, delta])
+    chex.assert_rank(delta, {2, 3})
+    chex.assert_shape(delta, (..., *x.shape))
     if layer is None:
         chex.assert_shape(weight, (x.shape[1],))
     else:
         chex.assert_shape(weight, (None, x.shape[1]))
         chex.assert_shape(layer, (1,))
         chex.assert_type(layer, jnp.int32)
-    chex.assert_type(delta, x.dtype)
+    chex.assert_type(delta, x.dtype if delta.ndim == 2 else jnp.float32)
     match dispatch.parse("add_rms_norm", implementation):
         case "triton", interpret:
             run = functools.partial(

@@ -19,6 +19,7 @@ class Case(NamedTuple):
     width: int
     dtype: str = "float32"
     num_layers: int | None = None  # weights to choose from; None: one weight, no choice
+    num_parts: int | None = None  # of what is added; None: it is whole
 
 
 CASES = (
@@ -27,6 +28,7 @@ CASES = (
     Case("bfloat16", 5, 576, "bfloat16"),
     Case("float16", 2, 64, "float16"),
     Case("third of four layers", 3, 160, num_layers=4),
+    Case("three parts, bfloat16", 3, 160, "bfloat16", num_parts=3),
 )
 
 BENCH_CASES = tuple(
@@ -39,9 +41,10 @@ BENCH_CASES = tuple(
 def make_inputs(case: Case) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
     """Arguments and static keywords of the op."""
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
-    x, delta = (
-        array(rng.standard_normal((case.num_rows, case.width)), case.dtype) for _ in range(2)
-    )
+    shape = (case.num_rows, case.width)
+    x, delta = (array(rng.standard_normal(shape), case.dtype) for _ in range(2))
+    if case.num_parts is not None:
+        delta = array(rng.standard_normal((case.num_parts, *shape)), np.float32)
     stack = () if case.num_layers is None else (case.num_layers,)
     weight = array(1 + 0.1 * rng.standard_normal((*stack, case.width)), case.dtype)
     layer = array([2], np.int32) if stack else None

@@ -12,6 +12,8 @@ def add_rms_norm(
     """See `add_rms_norm`."""
     if layer is not None:
         weight = weight[layer[0]]
+    if delta.ndim == 3:
+        delta = delta.sum(axis=0)
     total = x.astype(jnp.float32) + delta.astype(jnp.float32)
     factor = jax.lax.rsqrt(jnp.mean(total * total, axis=-1, keepdims=True) + eps)
     normed = total * factor * weight.astype(jnp.float32)[None, :]

@@ -47,7 +47,7 @@ def add_rms_norm(
 
 def _kernel(
     x_ref,  # [M, E]
-    delta_ref,  # [M, E]
+    delta_ref,  # [M, E], or f32[S, M, E]
     weight_ref,  # [E], or [L, E]
     layer_refs,  # () or (i32[1],)
     total_ref,  # [M, E]
@@ -66,7 +66,11 @@ def _kernel(
         return values.astype(jnp.float32)
 
     weight = load(weight_ref, *(pltriton.load(ref.at[jnp.int32(0)]) for ref in layer_refs))
-    total = load(x_ref, row) + load(delta_ref, row)
+    total = load(x_ref, row)
+    if len(delta_ref.shape) == 2:
+        total += load(delta_ref, row)
+    else:
+        total += sum(load(delta_ref, jnp.int32(part), row) for part in range(delta_ref.shape[0]))
     normed = total * jax.lax.rsqrt(jnp.sum(total * total) / width + eps) * weight
     for ref, values in ((total_ref, total), (normed_ref, normed)):
         pltriton.store(ref.at[row, column], values.astype(ref.dtype), mask=inside)

@@ -1,22 +1,45 @@
 """A matrix product of few rows that streams the weight once, with what follows it.
 
-Read `reference.py`, then `triton.py`; `cases.py` names the shapes that tests and `bench.py` share.
+Read `reference.py`, then `triton.py` and, for 128 and 256 rows, `many_rows.py` and `mosaic_gpu.py`;
+`cases.py` names the shapes that tests and `bench.py` share.
 """
 
 from __future__ import annotations
-
-import functools
 
 import chex
 import jax
 
 from kernels_pallas import dispatch
-from kernels_pallas.few_row_gemm import reference, triton
+from kernels_pallas.few_row_gemm import many_rows, mosaic_gpu, reference, triton
 from kernels_pallas.few_row_gemm.triton import MAX_ROWS
 
-__all__ = ["MAX_ROWS", "few_row_gemm"]
+__all__ = ["MAX_ROWS", "few_row_gemm", "parts_for"]
 
-BACKENDS = {"triton": triton.refuses}
+# Under Mosaic's name Triton's kernel runs, too, where it is the faster one: see `many_rows.py`.
+BACKENDS = {"mosaic_gpu": mosaic_gpu.refuses, "triton": triton.refuses}
+
+
+def parts_for(
+    num_rows: int,
+    outputs: int,
+    width: int,
+    *,
+    swiglu: bool = False,
+    may_split: bool = False,
+    implementation: str,
+) -> int:
+    """In how many parts of the columns an implementation makes a product best; 0: leave it to XLA.
+
+    outputs: of the result, with `swiglu` half the weight's rows. may_split: whether above 1 helps.
+    """
+    if implementation == dispatch.XLA:
+        return 0
+    if num_rows <= MAX_ROWS:
+        return 1
+    if not implementation.startswith("mosaic_gpu"):
+        return 0
+    config = many_rows.choose(num_rows, outputs, width, swiglu=swiglu, may_split=may_split)
+    return 0 if config is None else config.splits
 
 
 def few_row_gemm(
@@ -25,6 +48,7 @@ def few_row_gemm(
     residual: jax.Array | None = None,
     *,
     swiglu: bool = False,
+    num_parts: int = 1,
     early_launch: bool = False,
     implementation: str = "xla",
 ) -> jax.Array:
@@ -34,31 +58,47 @@ def few_row_gemm(
     `residual`.
 
     Args:
-      x: [M, E] few rows: decode and verify of a batch.
+      x: [M, E] few rows: decode and verify of a batch; see `parts_for`.
       weight: [out, E], or with `swiglu` [2 out, E], the gate's rows first.
       residual: [M, out] added to the result, or None.
       swiglu: whether the two halves of the product are gate and up.
+      num_parts: above 1 the columns are cut in so many parts, whose products are not summed:
+        `add_rms_norm` does. Then there is no epilogue.
       early_launch: see `kernels_pallas.early_launch`.
-      implementation: "xla", "triton", or what `dispatch.pick` chose.
+      implementation: "xla", "triton", "mosaic_gpu", or what `dispatch.pick` chose.
 
     Returns:
-      [M, out] in x's dtype.
+      [M, out] in x's dtype, or with parts f32[num_parts, M, out].
     """
     num_rows, width = x.shape
     chex.assert_shape(weight, (None, width))
-    parts = 2 if swiglu else 1
-    chex.assert_is_divisible(weight.shape[0], parts)
+    halves = 2 if swiglu else 1
+    outputs = weight.shape[0] // halves
+    chex.assert_is_divisible(weight.shape[0], halves)
     chex.assert_type(weight, x.dtype)
     if residual is not None:
-        chex.assert_shape(residual, (num_rows, weight.shape[0] // parts))
+        chex.assert_shape(residual, (num_rows, outputs))
         chex.assert_type(residual, x.dtype)
-    match dispatch.parse("few_row_gemm", implementation):
-        case "triton", interpret:
-            run = functools.partial(
-                triton.few_row_gemm,
-                early_launch=early_launch and not interpret,
-                interpret=interpret,
-            )
-        case _:
-            run = reference.few_row_gemm
-    return run(x, weight, residual, swiglu=swiglu)
+    if num_parts > 1:
+        chex.assert_is_divisible(width, num_parts)
+        assert residual is None and not swiglu, "parts have no epilogue"
+    by, interpret = dispatch.parse("few_row_gemm", implementation)
+    if by == dispatch.XLA:
+        return reference.few_row_gemm(x, weight, residual, swiglu=swiglu, num_parts=num_parts)
+    config = None
+    if by == "mosaic_gpu" and num_rows > MAX_ROWS and residual is None:
+        split = num_parts > 1
+        config = many_rows.choose(num_rows, outputs, width, swiglu=swiglu, may_split=split)
+    if isinstance(config, mosaic_gpu.Config):
+        chex.assert_equal(config.splits, num_parts)
+        return mosaic_gpu.few_row_gemm(x, weight, swiglu=swiglu, config=config, interpret=interpret)
+    return triton.few_row_gemm(
+        x,
+        weight,
+        residual,
+        swiglu=swiglu,
+        num_parts=num_parts,
+        early_launch=early_launch and not interpret,
+        interpret=interpret,
+        config=config,
+    )

@@ -27,7 +27,14 @@ def bench() -> list[measure.Row]:
     for case in BENCH_CASES:
         sets, num_bytes = _input_sets(case)
         for implementation in dict.fromkeys((dispatch.XLA, best)):
-            run = functools.partial(few_row_gemm, swiglu=case.swiglu, implementation=implementation)
+            # XLA's product is whole: it cuts columns for itself.
+            num_parts = 1 if implementation == dispatch.XLA else case.num_parts
+            run = functools.partial(
+                few_row_gemm,
+                swiglu=case.swiglu,
+                num_parts=num_parts,
+                implementation=implementation,
+            )
             us = roofline.cold_time(run, sets, repeats=20)
             rows.append(
                 {

@@ -21,6 +21,7 @@ class Case(NamedTuple):
     residual: bool = False
     swiglu: bool = False
     dtype: str = "float32"
+    num_parts: int = 1
 
 
 CASES = (
@@ -30,6 +31,7 @@ CASES = (
     Case("swiglu and residual, 64 rows", 64, 48, 192, residual=True, swiglu=True),
     Case("wide, float16", 33, 128, 320, residual=True, dtype="float16"),
     Case("tall, bfloat16", 5, 200, 96, dtype="bfloat16"),
+    Case("three parts", 3, 72, 192, num_parts=3),
     # One for each way that `triton.choose` goes for a large weight.
     Case("large, bfloat16", 3, 2561, 80, dtype="bfloat16"),
     Case("large and wide, bfloat16", 2, 2560, 5184, residual=True, dtype="bfloat16"),
@@ -38,6 +40,16 @@ CASES = (
     Case("largest, 17 rows", 17, 4104, 264, dtype="bfloat16"),
 )
 
+# One for each way that `many_rows.choose` goes.
+MANY_ROWS_CASES = (
+    Case("128 rows, one wave", 128, 6144, 128, dtype="bfloat16"),
+    Case("128 rows, two parts", 128, 4096, 256, dtype="bfloat16", num_parts=2),
+    Case("128 rows, swiglu", 128, 9216, 128, swiglu=True, dtype="bfloat16"),
+    Case("256 rows, narrow", 256, 4096, 128, dtype="float16"),
+    Case("256 rows, taller", 256, 6144, 128, dtype="bfloat16"),
+    Case("256 rows, two parts", 256, 4096, 8320, dtype="bfloat16", num_parts=2),
+    Case("256 rows, swiglu", 256, 12288, 128, swiglu=True, dtype="bfloat16"),
+)
 
 # The four products of Qwen3-8B, plain and with the epilogues that a layer can use, and SmolLM2's.
 BENCH_CASES = (
@@ -65,6 +77,16 @@ BENCH_CASES = (
     Case("gate_up + swiglu, 16 rows", 16, 12288, 4096, swiglu=True, dtype="bfloat16"),
     Case("gate_up + swiglu, 32 rows", 32, 12288, 4096, swiglu=True, dtype="bfloat16"),
     Case("down + residual, 16 rows", 16, 4096, 12288, residual=True, dtype="bfloat16"),
+    *(
+        Case(f"{name}, {num_rows} rows", num_rows, outputs, width, **more, dtype="bfloat16")
+        for num_rows, o_parts in ((128, 2), (256, 1))
+        for name, outputs, width, more in (
+            ("qkv", 6144, 4096, {}),
+            ("o", 4096, 4096, {"num_parts": o_parts}),
+            ("gate_up + swiglu", 12288, 4096, {"swiglu": True}),
+            ("down", 4096, 12288, {"num_parts": 2}),
+        )
+    ),
 )
 
 
@@ -79,4 +101,4 @@ def make_inputs(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
     x = normal(case.num_rows, case.width)
     weight = normal(rows, case.width, scale=case.width**-0.5)
     residual = normal(case.num_rows, case.outputs) if case.residual else None
-    return (x, weight, residual), {"swiglu": case.swiglu}
+    return (x, weight, residual), {"swiglu": case.swiglu, "num_parts": case.num_parts}

@@ -1,25 +1,25 @@
-"""`few_row_gemm` of 128 rows in Pallas Mosaic GPU: on Hopper, where TMA feeds the tensor cores.
-
-At so many rows what limits is no longer the memory but how often x passes from L2 to each
-multiprocessor: tiles are wide, and the programs of a cluster fetch x once for all of them.
-"""
+"""`few_row_gemm` of whole tiles of 128 rows in Pallas Mosaic GPU: TMA feeds the tensor cores."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
 from kernels_pallas import dispatch
-from kernels_pallas.few_row_gemm.triton import add_up
+from kernels_pallas.few_row_gemm import triton
 
-NUM_ROWS = 128
-_GROUP_ROWS = 64  # rows of x that a warp group multiplies
+TILE_M = 128
+_GROUPS = 2  # warp groups that multiply; one more loads x, and one the weight
+_GROUP_ROWS = TILE_M // _GROUPS
+_PROGRAMS = 132  # of an H100 or H200, one on each multiprocessor
 
 
 class Config(NamedTuple):
@@ -27,72 +27,82 @@ class Config(NamedTuple):
 
     tile_n: int  # outputs of one program, a multiple of 32; with swiglu gate and up of each
     tile_k: int  # columns of one step
-    num_stages: int
-    cluster: int  # programs that share the loads of x, 1 or 2
-    splits: int = 1  # programs that share the columns; above one a second launch adds up
+    num_stages: int  # steps whose loads are under way at once
+    splits: int = 1  # programs that share the columns; the result is then in as many parts
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
-    """Why this kernel cannot run on `device` with these shapes, or None; it knows num_rows."""
-    if shapes.get("num_rows", NUM_ROWS) != NUM_ROWS:
-        return f"num_rows={shapes['num_rows']} is not {NUM_ROWS}"
+    """Why this kernel cannot run on `device` with these shapes, or None.
+
+    Of `shapes` it knows num_rows, which Triton's takes where they are few.
+    """
+    num_rows = shapes.get("num_rows", 1)
+    if num_rows > triton.MAX_ROWS and num_rows not in (TILE_M, 2 * TILE_M):
+        return f"num_rows={num_rows} is neither {TILE_M} nor {2 * TILE_M}"
     return dispatch.refuses_mosaic_gpu(device)
 
 
 def few_row_gemm(
-    x: jax.Array,
-    weight: jax.Array,
-    residual: jax.Array | None,
-    *,
-    swiglu: bool,
-    config: Config,
-    interpret: bool = False,
+    x: jax.Array, weight: jax.Array, *, swiglu: bool, config: Config, interpret: bool = False
 ) -> jax.Array:
-    """See `few_row_gemm`. Grid: (clusters of tiles of outputs, splits)."""
+    """Multiplies as `few_row_gemm` does. Grid: programs that take tile after tile.
+
+    Returns:
+      [M, out] in x's dtype, or with splits f32[splits, M, out], whose sum it is.
+    """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     num_rows, width = x.shape
     parts = 2 if swiglu else 1
     outputs = weight.shape[0] // parts
-    split = config.splits > 1
-    assert num_rows == NUM_ROWS and not (split and swiglu)
-    assert outputs % (config.tile_n * config.cluster) == 0
+    assert not (swiglu and config.splits > 1), "the halves of a split product are not whole"
+    assert num_rows % TILE_M == 0 and outputs % config.tile_n == 0
     assert width % (config.tile_k * config.splits) == 0
-    dtype = jnp.float32 if split else x.dtype
-    shape = (config.splits, num_rows, outputs)
-    inputs = (x, weight.reshape(parts, outputs, width))
-    if residual is not None and not split:
-        inputs += (residual,)
+    work = num_rows // TILE_M * (outputs // config.tile_n) * config.splits
     result = plgpu.kernel(
         functools.partial(_kernel, config=config, parts=parts),
-        out_type=jax.ShapeDtypeStruct(shape, dtype),
-        grid=(outputs // (config.tile_n * config.cluster), config.splits),
-        grid_names=("tile", "split"),
-        cluster=(config.cluster,),
-        cluster_names=("cluster",),
-        num_threads=3,
+        out_type=jax.ShapeDtypeStruct(
+            (config.splits, num_rows, outputs), x.dtype if config.splits == 1 else jnp.float32
+        ),
+        grid=(min(work, _PROGRAMS),),
+        grid_names=("program",),
+        num_threads=4,
         thread_name="group",
         interpret=plgpu.InterpretGPUParams() if interpret else None,
-    )(*inputs)
-    if not split:
-        return result.reshape(num_rows, outputs)
-    return add_up(result, residual, x.dtype, early_launch=False, interpret=interpret)
+    )(x, weight.reshape(parts, outputs, width))
+    return result[0] if config.splits == 1 else result
 
 
-def _kernel(x_gmem, weight_gmem, *refs, config, parts):
-    """x [M, E], weight [parts, out, E], maybe the residual [M, out], the result [splits, M, out].
+def _kernel(x_gmem, weight_gmem, out_gmem, *, config, parts):
+    """x [M, E], weight [parts, out, E], the result [splits, M, out].
 
-    Two warp groups multiply 64 rows of x each, a third one loads.
+    Two warp groups multiply 64 rows of x each, one loads x and one the weight.
     """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    residual_gmem, out_gmem = (refs[0] if len(refs) > 1 else None), refs[-1]
     tile_n, tile_k = config.tile_n, config.tile_k
-    out_tile = 64 if tile_n % 64 == 0 else 32  # columns that leave at once
+    dtype, out_dtype = x_gmem.dtype, out_gmem.dtype
+    out_tile = math.gcd(tile_n, 32)  # columns that leave at once
     width = x_gmem.shape[1] // config.splits
-    group, split = lax.axis_index("group"), lax.axis_index("split")
-    tile = lax.axis_index("tile") * config.cluster + lax.axis_index("cluster")
-    outputs, columns = pl.ds(tile * tile_n, tile_n), pl.ds(split * width, width)
+    steps = width // tile_k
+    num_stages = min(config.num_stages, steps)
+    group, program = lax.axis_index("group"), lax.axis_index("program")
+    programs = lax.axis_size("program")
+    tiles_m, tiles_n = x_gmem.shape[0] // TILE_M, out_gmem.shape[2] // tile_n
+    turns, rest = divmod(tiles_m * tiles_n * config.splits, programs)
+    turns = np.int32(turns)
+    if rest:
+        turns = turns + lax.convert_element_type(program < rest, jnp.int32)
+
+    def place(turn):
+        """(split, first row, first output) of a program's turn; rows change first."""
+        index = program + turn * np.int32(programs)
+        m, index = lax.rem(index, np.int32(tiles_m)), lax.div(index, np.int32(tiles_m))
+        n, split = lax.rem(index, np.int32(tiles_n)), lax.div(index, np.int32(tiles_n))
+        return split, m * np.int32(TILE_M), n * np.int32(tile_n)
+
+    def slot_of(step):
+        return lax.rem(step, np.int32(num_stages))
 
     def transforms(elements, dtype):
         bits = jnp.finfo(dtype).bits
@@ -102,78 +112,105 @@ def _kernel(x_gmem, weight_gmem, *refs, config, parts):
             plgpu.SwizzleTransform(swizzle),
         )
 
-    def tiles(rows, shared):
-        return plgpu.BlockSpec(
-            (rows, tile_k),
-            lambda k: (0, k),
-            transforms=transforms(tile_k, x_gmem.dtype),
-            memory_space=plgpu.SMEM,
-            delay_release=1,
-            collective_axes=("cluster",) if shared and config.cluster > 1 else (),
-        )
+    def run(x_smem, weight_smem, out_smem, loaded, consumed):
+        def load(source_of, smem):
+            plgpu.set_max_registers(40, action="decrease")
 
-    def multiply(_, x_smem, *rest):
-        *weights_smem, accs = rest
-        rows = x_smem.at[pl.ds(group * _GROUP_ROWS, _GROUP_ROWS)]
-        for weight_smem, acc in zip(weights_smem, accs, strict=True):
-            plgpu.wgmma(acc, rows, weight_smem.transpose((1, 0)))
-        plgpu.wgmma_wait(parts)  # of the step before: its tiles are free
-        return accs
+            def load_tile(turn, done):
+                split, row, output = place(turn)
 
-    def run(allocations, out_smem, barrier):
-        def around(multiply_all):
-            @functools.partial(
-                pl.run_scoped,
-                accs=tuple(plgpu.ACC((_GROUP_ROWS, tile_n), jnp.float32) for _ in range(parts)),
+                def load_step(k, done):
+                    slot = slot_of(done)
+
+                    @pl.when(done >= num_stages)
+                    def _():
+                        plgpu.barrier_wait(consumed.at[slot])
+
+                    at = split * np.int32(width) + k * np.int32(tile_k)
+                    source = source_of(row, output, pl.ds(at, tile_k))
+                    plgpu.copy_gmem_to_smem(source, smem.at[slot], loaded.at[slot])
+                    return done + np.int32(1)
+
+                return lax.fori_loop(np.int32(0), np.int32(steps), load_step, done)
+
+            done = lax.fori_loop(np.int32(0), turns, load_tile, np.int32(0))
+
+            def wait(behind, _):  # until what was loaded is read
+                plgpu.barrier_wait(consumed.at[slot_of(done - num_stages + behind)])
+
+            lax.fori_loop(np.int32(0), np.int32(num_stages), wait, None)
+
+        def load_x():
+            load(lambda row, _, columns: x_gmem.at[pl.ds(row, TILE_M), columns], x_smem)
+
+        def load_weight():
+            load(
+                lambda _, output, columns: weight_gmem.at[:, pl.ds(output, tile_n), columns],
+                weight_smem,
             )
-            def _(accs):
-                multiply_all(accs)
-                out, *up = (acc[...] for acc in accs)
-                if up:
-                    out = out / (1.0 + jnp.exp(-out)) * up[0]
-                store(out, out_smem.at[group], barrier)
 
-        pipeline(multiply, around)(*operands, allocations=allocations)
+        def multiply():
+            plgpu.set_max_registers(216, action="increase")
+            own_rows = pl.ds(group * _GROUP_ROWS, _GROUP_ROWS)
 
-    def store(out, smem, barrier):
-        for first in range(0, tile_n, out_tile):
-            rows = pl.ds(group * _GROUP_ROWS, _GROUP_ROWS)
-            at = pl.ds(tile * tile_n + first, out_tile)
-            part = out[:, first : first + out_tile]
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            if residual_gmem is not None:
-                own = barrier.at[group]
-                plgpu.copy_gmem_to_smem(residual_gmem.at[rows, at], smem, own)
-                plgpu.barrier_wait(own)
-                part = part + smem[...].astype(jnp.float32)
-            smem[...] = part.astype(out_gmem.dtype)
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(smem, out_gmem.at[split, rows, at])
-        plgpu.wait_smem_to_gmem(0)
+            def multiply_tile(turn, _):
+                split, row, output = place(turn)
+                before = turn * np.int32(steps)
 
-    def pipeline(body, around):
-        return plgpu.emit_pipeline_warp_specialized(
-            body,
-            grid=(width // tile_k,),
-            memory_registers=40,
-            in_specs=[tiles(NUM_ROWS, True), *[tiles(tile_n, False)] * parts],
-            wg_axis="group",
-            num_compute_wgs=2,
-            max_concurrent_steps=config.num_stages,
-            compute_context=around,
-        )
+                def run_tile(accs):
+                    def step(k, accs):
+                        slot = slot_of(before + k)
+                        plgpu.barrier_wait(loaded.at[slot])
+                        x = x_smem.at[slot].at[own_rows]
+                        for part, acc in enumerate(accs):
+                            plgpu.wgmma(acc, x, weight_smem.at[slot, part].transpose((1, 0)))
+                        plgpu.wgmma_wait(parts)  # of the step before: its tiles are free
 
-    weights = [weight_gmem.at[part, outputs, columns] for part in range(parts)]
-    operands = (x_gmem.at[:, columns], *weights)
-    nothing = lambda *_: None  # noqa: E731
+                        @pl.when(k > 0)
+                        def _():
+                            plgpu.barrier_arrive(consumed.at[slot_of(before + k - np.int32(1))])
+
+                        return accs
+
+                    lax.fori_loop(np.int32(0), np.int32(steps), step, accs)
+                    plgpu.wgmma_wait(0)
+                    plgpu.barrier_arrive(consumed.at[slot_of(before + np.int32(steps - 1))])
+                    out, *up = (acc[...] for acc in accs)
+                    if up:
+                        out = out / (1.0 + jnp.exp(-out)) * up[0]
+                    store(out, split, row, output)
+
+                acc = plgpu.ACC((_GROUP_ROWS, tile_n), jnp.float32)
+                pl.run_scoped(run_tile, (acc,) * parts)
+
+            lax.fori_loop(np.int32(0), turns, multiply_tile, None)
+            plgpu.wait_smem_to_gmem(0)
+
+        def store(out, split, row, output):
+            for index, first in enumerate(range(0, tile_n, out_tile)):
+                smem = out_smem.at[group, index % 2]
+                plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+                smem[...] = out[:, first : first + out_tile].astype(out_dtype)
+                plgpu.commit_smem()
+                rows = pl.ds(row + group * _GROUP_ROWS, _GROUP_ROWS)
+                at = pl.ds(output + np.int32(first), out_tile)
+                plgpu.copy_smem_to_gmem(smem, out_gmem.at[split, rows, at])
+
+        lax.cond(group < _GROUPS, multiply, lambda: lax.cond(group == _GROUPS, load_x, load_weight))
+
+    def stages(*shape):
+        return plgpu.SMEM((num_stages, *shape), dtype, transforms=transforms(tile_k, dtype))
+
     pl.run_scoped(
         run,
-        pipeline(nothing, nothing).get_allocations(*operands),
+        stages(TILE_M, tile_k),
+        stages(parts, tile_n, tile_k),
         plgpu.SMEM(
-            (2, _GROUP_ROWS, out_tile),
-            out_gmem.dtype,
-            transforms=transforms(out_tile, out_gmem.dtype),
+            (_GROUPS, 2, _GROUP_ROWS, out_tile),
+            out_dtype,
+            transforms=transforms(out_tile, out_dtype),
         ),
-        plgpu.Barrier(num_barriers=2),
+        plgpu.Barrier(num_arrivals=2, num_barriers=num_stages),
+        plgpu.Barrier(num_arrivals=_GROUPS, num_barriers=num_stages),
         collective_axes="group",
     )

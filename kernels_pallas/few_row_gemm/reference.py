@@ -7,9 +7,17 @@ import jax.numpy as jnp
 
 
 def few_row_gemm(
-    x: jax.Array, weight: jax.Array, residual: jax.Array | None, *, swiglu: bool
+    x: jax.Array,
+    weight: jax.Array,
+    residual: jax.Array | None,
+    *,
+    swiglu: bool,
+    num_parts: int = 1,
 ) -> jax.Array:
     """See `few_row_gemm`."""
+    if num_parts > 1:
+        x, weight = (each.reshape(each.shape[0], num_parts, -1) for each in (x, weight))
+        return jnp.einsum("mpk,npk->pmn", x, weight, preferred_element_type=jnp.float32)
     out = jnp.einsum("mk,nk->mn", x, weight, preferred_element_type=jnp.float32)
     if swiglu:
         gate, up = jnp.split(out, 2, axis=1)

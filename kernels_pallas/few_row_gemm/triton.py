@@ -15,7 +15,6 @@ from kernels_pallas import dispatch, limits
 from kernels_pallas.early_launch import program_id
 
 MAX_ROWS = 64
-_SUM_TILE = 1024  # numbers that one program adds up
 
 
 class Config(NamedTuple):
@@ -26,7 +25,7 @@ class Config(NamedTuple):
     num_warps: int
     num_stages: int
     weight_first: bool  # whether the tensor cores take the weight's rows as theirs, or x's
-    splits: int = 1  # programs that share the columns; above one a second launch adds up
+    splits: int = 1  # programs that share the columns; the result is then in as many parts
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -53,8 +52,6 @@ def choose(num_rows: int, outputs: int, width: int, swiglu: bool, bits: int) -> 
         config = Config(32, 256, num_warps=4, num_stages=6, weight_first=False)
     elif outputs <= 4096:
         config = Config(64, 128, num_warps=4, num_stages=8, weight_first=True)
-    elif num_rows <= 16:
-        config = Config(32, 128, num_warps=4, num_stages=6, weight_first=False)
     else:
         config = Config(64, 256, num_warps=4, num_stages=4, weight_first=True)
     rows = tile_m(num_rows) + config.tile_n * (2 if swiglu else 1)
@@ -73,6 +70,7 @@ def few_row_gemm(
     residual: jax.Array | None,
     *,
     swiglu: bool,
+    num_parts: int = 1,
     early_launch: bool = False,
     interpret: bool,
     config: Config | None = None,
@@ -82,8 +80,9 @@ def few_row_gemm(
     outputs = weight.shape[0] // (2 if swiglu else 1)
     if config is None:
         config = choose(num_rows, outputs, width, swiglu, jnp.finfo(x.dtype).bits)
+        config = config._replace(splits=num_parts)
     split = config.splits > 1
-    assert not (split and swiglu), "the halves of a split product are not whole"
+    assert not (split and (swiglu or residual is not None)), "the parts are not summed here"
     shape = jax.ShapeDtypeStruct((num_rows, outputs), x.dtype)
     parts = jax.ShapeDtypeStruct((config.splits, num_rows, outputs), jnp.float32)
     result = pl.pallas_call(
@@ -95,31 +94,8 @@ def few_row_gemm(
             num_warps=config.num_warps, num_stages=config.num_stages
         ),
         interpret=interpret,
-    )(x, weight, () if residual is None or split else (residual,))
-    if not split:
-        return result
-    return add_up(result, residual, x.dtype, early_launch=early_launch, interpret=interpret)
-
-
-def add_up(
-    parts: jax.Array,
-    residual: jax.Array | None,
-    dtype: jnp.dtype,
-    *,
-    early_launch: bool,
-    interpret: bool,
-) -> jax.Array:
-    """Sums f32[splits, M, out] and the residual. Grid: (tiles of the result,)."""
-    _, *shape = parts.shape
-    size = shape[0] * shape[1]
-    return pl.pallas_call(
-        functools.partial(_add_up, early_launch=early_launch),
-        name="few_row_gemm_sum",
-        grid=(-(-size // _SUM_TILE),),
-        out_shape=jax.ShapeDtypeStruct((size,), dtype),
-        compiler_params=pltriton.CompilerParams(num_warps=4, num_stages=1),
-        interpret=interpret,
-    )(parts.reshape(-1, size), () if residual is None else (residual.reshape(size),)).reshape(shape)
+    )(x, weight, () if residual is None else (residual,))
+    return result
 
 
 def _kernel(
@@ -173,22 +149,6 @@ def _kernel(
         residual = pltriton.load(residual_refs[0].at[rows, columns], mask=inside, other=0.0)
         out = out + residual.astype(jnp.float32)
     at = (rows, columns) if config.splits == 1 else (split, rows, columns)
-    pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside)
-
-
-def _add_up(
-    parts_ref,  # f32[splits, M * out]
-    residual_refs,  # ([M * out],) or ()
-    out_ref,  # [M * out]
-    *,
-    early_launch,
-):
-    first = program_id(0, early_launch) * _SUM_TILE
-    at = first + jnp.arange(_SUM_TILE, dtype=jnp.int32)
-    inside = at < out_ref.shape[0]
-    refs = [parts_ref.at[jnp.int32(split), at] for split in range(parts_ref.shape[0])]
-    refs += [ref.at[at] for ref in residual_refs]
-    out = sum(pltriton.load(ref, mask=inside, other=0.0).astype(jnp.float32) for ref in refs)
     pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside)
 
 

@@ -1,5 +1,7 @@
 """The self-test before serving: it runs the sizes in use and refuses a kernel that differs."""
 
+import dataclasses
+
 import pytest
 
 from jaxspec.config import Kernels
@@ -52,6 +54,17 @@ def test_trees_are_tried_where_the_drafter_makes_them():
     assert [case.tree for op, case in cases if op == "paged_attention"] == [True, False]
     tried = geometry(accept_tree="triton_interpret", kv_move="triton_interpret")
     self_test_kernels(tried, MODEL, PLAN._replace(tree_depth=3))
+
+
+def test_many_rows_are_tried_where_a_layer_is_large():
+    large = dataclasses.replace(MODEL, hidden_size=4096, intermediate_size=12288)
+    for model, implementation, count in (
+        (MODEL, "mosaic_gpu", 2),
+        (large, "triton", 2),
+        (large, "mosaic_gpu", 9),
+    ):
+        cases = self_test_cases(geometry(few_row_gemm=implementation), model, PLAN)
+        assert [op for op, _ in cases].count("few_row_gemm") == count
 
 
 def test_sound_kernels_pass_and_references_are_not_run():

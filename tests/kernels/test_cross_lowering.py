@@ -9,6 +9,7 @@ import pytest
 
 from kernels_pallas import dispatch, testing
 
+H200 = dispatch.Device("gpu", "NVIDIA H200", (9, 0))
 ONE_LAUNCH = ("resolve_future", "dflash_prepare_block", "resolve_prepare", "accept", "accept_tree")
 
 
@@ -20,7 +21,9 @@ def lower(op, backend, case):
 
 @pytest.mark.parametrize("op", dispatch.ops())
 def test_every_case_of_every_backend_lowers_for_cuda(op):
-    for backend in dispatch.op_module(op).BACKENDS:
+    for backend, refuses in dispatch.op_module(op).BACKENDS.items():
+        if refuses(H200, {}) is not None:  # for Mosaic this jax may be too old
+            continue
         for case in dispatch.cases_module(op).CASES:
             assert "custom_call" in lower(op, backend, case), (backend, case.name)
 

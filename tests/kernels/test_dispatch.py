@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels_pallas import accept, dispatch, resolve_prepare
+from kernels_pallas import accept, dispatch
 from kernels_pallas.dispatch import Choice, Device, UnsupportedKernel
+from kernels_pallas.resolve_prepare import cases as resolve_prepare_cases
 
 H200 = Device("gpu", "NVIDIA H200", (9, 0))
 A100 = Device("gpu", "NVIDIA A100", (8, 0))
@@ -48,7 +49,11 @@ def test_the_capability_is_read_from_the_device(monkeypatch, reported, capabilit
     assert Device.current() == Device("gpu", "x", capability)
 
 
-def test_mosaic_wants_hopper():
+def test_mosaic_wants_hopper_and_a_jax_of_its_time(monkeypatch):
+    monkeypatch.setattr(jax, "__version__", "0.10.2")
+    monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
+    assert dispatch.refuses_mosaic_gpu(H200) == "jax 0.10.2 < 0.11"
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
     assert dispatch.refuses_mosaic_gpu(H200) is None
     assert dispatch.refuses_mosaic_gpu(A100) == "compute capability 8.0 < 9.0"
 
@@ -96,7 +101,7 @@ def test_an_unknown_op_is_an_error():
 
 
 def test_the_self_test_passes_a_right_kernel():
-    case = resolve_prepare.cases.make_case("in use", 2, block_size=4)
+    case = resolve_prepare_cases.make_case("in use", 2, block_size=4)
     dispatch.self_test("resolve_prepare", "triton_interpret", case)
 
 

@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 
 from kernels_pallas import dispatch, testing
-from kernels_pallas.few_row_gemm import cases, few_row_gemm, triton
+from kernels_pallas.few_row_gemm import cases, few_row_gemm, parts_for, triton
 from tests.kernels import jitting
 
 H200 = dispatch.Device("gpu", "NVIDIA H200", (9, 0))
+A100 = dispatch.Device("gpu", "NVIDIA A100-SXM4-80GB", (8, 0))
 
 
-def oracle(x, weight, residual, *, swiglu):
+def oracle(x, weight, residual, *, swiglu, num_parts=1):
     x, weight = np.asarray(x, np.float64), np.asarray(weight, np.float64)
+    if num_parts > 1:
+        cut = (np.split(each, num_parts, axis=1) for each in (x, weight))
+        return np.stack([oracle(*part, None, swiglu=False) for part in zip(*cut, strict=True)])
     out = np.array([[row @ column for column in weight] for row in x])
     if swiglu:
         gate, up = np.split(out, 2, axis=1)
@@ -53,13 +57,15 @@ def test_either_operand_may_come_first(config):
 
 @pytest.mark.parametrize("num_rows", [100, 128])
 def test_the_columns_may_be_split_and_the_rows_be_more(num_rows):
-    case = cases.Case("split", num_rows, 72, 192, residual=True)
+    case = cases.Case("split", num_rows, 72, 192)
     args, static = cases.make_inputs(case)
     # 64 columns each, which leaves the last none.
     config = triton.Config(64, 32, 4, 2, True, splits=4)
     run = functools.partial(triton.few_row_gemm, **static, interpret=True, config=config)
     exact = testing.array(oracle(*args, **static), "float32")
-    assert testing.compare_results(jax.jit(run)(*args), exact, exact) is None
+    parts = jax.jit(run)(*args)
+    assert parts.shape == (4, num_rows, 72)
+    assert testing.compare_results(parts.sum(axis=0), exact, exact) is None
 
 
 def test_stages_shrink_to_what_shared_memory_holds():
@@ -68,11 +74,65 @@ def test_stages_shrink_to_what_shared_memory_holds():
     assert triton.choose(64, 4096, 4096, swiglu=False, bits=16).num_stages == 6
 
 
-def test_more_rows_than_the_kernel_is_for_are_refused():
-    assert dispatch.pick("few_row_gemm", device=H200, num_rows=64).name == "triton"
-    choice = dispatch.pick("few_row_gemm", device=H200, num_rows=65)
+def test_more_rows_than_a_kernel_is_for_are_refused():
+    assert dispatch.pick("few_row_gemm", device=A100, num_rows=64).name == "triton"
+    choice = dispatch.pick("few_row_gemm", device=A100, num_rows=65)
     assert choice.name == "xla"
     assert "num_rows=65 is above 64" in choice.reason
+    choice = dispatch.pick("few_row_gemm", device=H200, num_rows=200)
+    assert choice.name == "xla"
+    if dispatch.refuses_mosaic_gpu(H200) is None:
+        assert "num_rows=200 is neither 128 nor 256" in choice.reason
+        assert dispatch.pick("few_row_gemm", device=H200).name == "mosaic_gpu"
+
+
+def test_each_product_goes_where_it_is_fastest():
+    def parts(num_rows, *sizes, implementation="mosaic_gpu", **more):
+        return parts_for(num_rows, *sizes, implementation=implementation, **more)
+
+    qkv, o, down = (6144, 4096), (4096, 4096), (4096, 12288)
+    assert parts(64, *o) == parts(64, *o, implementation="triton") == 1
+    assert parts(64, *o, implementation="xla") == parts(128, *qkv, implementation="triton") == 0
+    assert parts(128, *o, may_split=True) == parts(256, *down, may_split=True) == 2
+    assert parts(128, *qkv) == parts(256, *o, may_split=True) == parts(256, *qkv) == 1
+    assert parts(128, 12288, 4096, swiglu=True) == parts(256, 12288, 4096, swiglu=True) == 1
+    # Too few tiles or too many, rows that were not measured, a program with too many columns.
+    assert parts(128, *o) == parts(128, 10240, 4096) == parts(128, 576, 576, swiglu=True) == 0
+    assert parts(96, *qkv) == parts(512, *qkv) == parts(128, 6144, 8256) == 0
+
+
+@pytest.mark.parametrize("case", cases.MANY_ROWS_CASES, ids=lambda case: case.name)
+def test_cases_of_many_rows_go_each_their_way(case):
+    sizes = (case.num_rows, case.outputs, case.width)
+    split = {"swiglu": case.swiglu, "may_split": case.num_parts > 1}
+    assert parts_for(*sizes, **split, implementation="mosaic_gpu") == case.num_parts
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", cases.MANY_ROWS_CASES, ids=lambda case: case.name)
+def test_many_rows_lower_for_cuda(case):
+    lacks_mosaic(H200)
+    rows = case.outputs * (2 if case.swiglu else 1)
+    args = [jax.ShapeDtypeStruct((each, case.width), case.dtype) for each in (case.num_rows, rows)]
+    static = {"swiglu": case.swiglu, "num_parts": case.num_parts}
+    text = testing.lower_for_cuda(
+        functools.partial(few_row_gemm, **static, implementation="mosaic_gpu"), *args
+    )
+    assert text.count("custom_call") == 1
+    assert ("mosaic_gpu" in text) == (case.swiglu or case.num_rows == 256)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", cases.MANY_ROWS_CASES, ids=lambda case: case.name)
+def test_many_rows_are_right_on_the_device(case):
+    lacks_mosaic(dispatch.Device.current())
+    args, static = cases.make_inputs(case)
+    assert testing.compare(few_row_gemm, args, static, "mosaic_gpu") is None
+
+
+def lacks_mosaic(device):
+    if (refusal := dispatch.refuses_mosaic_gpu(device)) is not None:
+        pytest.skip(f"lacks what the kernel needs: {refusal}")
 
 
 def test_shapes_and_dtypes_are_checked():
@@ -88,3 +148,8 @@ def test_shapes_and_dtypes_are_checked():
             few_row_gemm(*args)
     with pytest.raises(AssertionError):
         few_row_gemm(x, weight[1:], swiglu=True)
+    with pytest.raises(AssertionError):
+        few_row_gemm(x, weight, num_parts=3)
+    for epilogue in ({"swiglu": True}, {"residual": residual}):
+        with pytest.raises(AssertionError, match="parts have no epilogue"):
+            few_row_gemm(x, weight, num_parts=2, **epilogue)

@@ -1,0 +1,52 @@
+"""Which launch serves a product of 128 or 256 rows, where one beats XLA's: NOTES.md has the sweep.
+
+At so many rows a program waits for x, which each loads from L2 for itself, as much as for the
+weight. What won on an H200 has all programs at once, one on each multiprocessor and few idle, and
+cuts wide products in two.
+"""
+
+from __future__ import annotations
+
+from kernels_pallas.few_row_gemm import mosaic_gpu, triton
+
+_PROGRAMS = 132  # of an H100 or H200 at once
+_LEAST_FILL = 0.7
+_MOST_COLUMNS = 8192  # of one program
+_TILE_M = mosaic_gpu.TILE_M
+
+# tile_n, splits: in the order in which they are tried.
+_TRITON = ((64, 1), (64, 2))
+_MOSAIC = ((64, 1), (96, 1), (128, 2))
+
+
+def choose(
+    num_rows: int, outputs: int, width: int, *, swiglu: bool, may_split: bool
+) -> triton.Config | mosaic_gpu.Config | None:
+    """The launch, or None where XLA's product is as fast or nothing was measured.
+
+    outputs: of the result, with `swiglu` half the weight's rows.
+    """
+    if num_rows not in (_TILE_M, 2 * _TILE_M):
+        return None
+    tiles_m = num_rows // _TILE_M
+    if swiglu:
+        config = mosaic_gpu.Config(96, 64, num_stages=5)
+        programs = tiles_m * outputs // config.tile_n
+        waves = -(-programs // _PROGRAMS)
+        fits = outputs % config.tile_n == 0 and width % config.tile_k == 0
+        return config if fits and programs >= _LEAST_FILL * waves * _PROGRAMS else None
+    by_triton = tiles_m == 1
+    for tile_n, splits in _TRITON if by_triton else _MOSAIC:
+        programs = tiles_m * outputs // tile_n * splits
+        if (
+            outputs % tile_n == 0
+            and width % (64 * splits) == 0
+            and width // splits <= _MOST_COLUMNS
+            and _LEAST_FILL * _PROGRAMS <= programs <= _PROGRAMS
+            and (may_split or splits == 1)
+        ):
+            if by_triton:
+                return triton.Config(tile_n, 64, 4, 6, weight_first=True, splits=splits)
+            stages = {64: 8, 96: 7, 128: 6}[tile_n]
+            return mosaic_gpu.Config(tile_n, 64, stages, splits)
+    return None
