@@ -92,21 +92,25 @@ class Pace:
 
     def note_accepted(self, width: int, judged: Sequence[tuple[DraftRecord, int]]) -> None:
         """Adds the drafts accepted in a step, of each row with the record of its request."""
-        expected = self.tokens_a_step(width) - 1 if width > 1 else 0.0
+        if width > 1 and judged:
+            # Whoever is drafted for because its own drafts are right says less of the others.
+            self._learn(width, [(min(1.0, 1 / record.factor), count) for record, count in judged])
+        expected = self.tokens_a_step(width) - 1
         for record, count in judged:
             record.note(count, expected)
-        if width == 1 or not judged:
-            return
+
+    def _learn(self, width: int, judged: Sequence[tuple[float, int]]) -> None:
+        """Adds drafts accepted to what is known of all requests, each row with its weight."""
         self._num_judged += len(judged)
         drafted = min(width - 1, len(self._tried))
-        stopped = [0] * (drafted + 1)  # rows by how many of these drafts were accepted
-        for _, count in judged:
-            stopped[min(count, drafted)] += 1
-        num_tried = len(judged)
+        stopped = [0.0] * (drafted + 1)  # rows by how many of these drafts were accepted
+        for weight, count in judged:
+            stopped[min(count, drafted)] += weight
+        num_tried = sum(stopped)
         for draft in range(drafted):
             if not num_tried:
                 break
-            num_right = num_tried - stopped[draft]
+            num_right = sum(stopped[draft + 1 :])
             kept = _KEPT**num_tried
             self._tried[draft] += (1.0 - kept) * (_MEMORY - self._tried[draft])
             rate = num_right / num_tried

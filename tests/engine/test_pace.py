@@ -259,6 +259,21 @@ def test_a_batch_is_judged_by_the_records_of_its_requests():
         assert pace._width == width
 
 
+def test_requests_that_are_drafted_for_by_their_records_say_less_of_others():
+    """Else copies alone would be drafted for, and all others thought to be like them."""
+    known = []
+    for is_copying in (False, True):
+        pace = Pace(WIDTHS, BLOCK - 1)
+        for _ in range(200):
+            pace.note_accepted(8, [(DraftRecord(), 0)])
+        record = DraftRecord()
+        for _ in range(20 if is_copying else 0):
+            record.note(7, 0.5)
+        pace.note_accepted(8, [(record, 7)])
+        known.append(pace.tokens_a_step(8) - 1)
+    assert 0 < 3 * known[1] < known[0]
+
+
 def test_a_record_fades():
     record = DraftRecord()
     assert record.factor == 1.0
