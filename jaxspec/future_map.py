@@ -134,7 +134,8 @@ class FutureMap:
             poison=poison,
             implementation=implementation,
         )
-        return self._resolved(rows, resolved, poison)
+        relay, resolved = self._resolved(resolved, poison)
+        return relay.flag(rows, resolved.errors), resolved
 
     def resolve_block(
         self,
@@ -148,7 +149,10 @@ class FutureMap:
         poison: bool = False,
         implementation: str = "xla",
     ) -> tuple[FutureMap, ResolvedFuture, PreparedBlock]:
-        """`resolve_future` and the preparation of the batch's blocks, in one launch."""
+        """`resolve_future` and the preparation of the batch's blocks, in one launch.
+
+        The errors are in the batch's values alone: a step flags them together with its own.
+        """
         resolved, block = resolve_prepare_op(
             self.output_tokens,
             self.seq_lens,
@@ -162,11 +166,9 @@ class FutureMap:
             poison=poison,
             implementation=implementation,
         )
-        return *self._resolved(rows, resolved, poison), block
+        return *self._resolved(resolved, poison), block
 
-    def _resolved(
-        self, rows: jax.Array, resolved: ResolvedFuture, poison: bool
-    ) -> tuple[FutureMap, ResolvedFuture]:
+    def _resolved(self, resolved: ResolvedFuture, poison: bool) -> tuple[FutureMap, ResolvedFuture]:
         if poison:
             # A poisoned row is out of range in both fields, which no live row can be by accident.
             both = LEN_NOT_POSITIVE | TOKEN_OUT_OF_RANGE
@@ -174,7 +176,7 @@ class FutureMap:
             errors = jnp.where(stale, STALE_READ, resolved.errors).astype(jnp.int32)
             resolved = resolved._replace(errors=errors)
         relay = self.replace(output_tokens=resolved.output_tokens, seq_lens=resolved.seq_lens)
-        return relay.flag(rows, resolved.errors), resolved
+        return relay, resolved
 
 
 class RelayError(RuntimeError):

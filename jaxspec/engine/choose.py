@@ -45,7 +45,12 @@ def choose_tokens(
         tokens = _penalised_choice(greedy_tokens, logits, positions, sampling, editing)
     else:
         tokens = choice_of(greedy_tokens, logits, positions, sampling, mode=mode)
-    return tokens, jnp.isfinite(logits.max(-1))
+    if mode is Mode.GREEDY:
+        # What was chosen is the highest, NaN above all: no second pass over the logits.
+        highest = jnp.take_along_axis(logits, tokens.astype(jnp.int32)[..., None], axis=-1)[..., 0]
+    else:
+        highest = logits.max(-1)
+    return tokens, jnp.isfinite(highest)
 
 
 def choice_of(

@@ -38,6 +38,8 @@ CASES = (
     Case("large, swiglu, bfloat16", 2, 2560, 72, swiglu=True, dtype="bfloat16"),
     Case("largest, bfloat16", 1, 4104, 264, dtype="bfloat16"),
     Case("largest, 17 rows", 17, 4104, 264, dtype="bfloat16"),
+    Case("one row, bfloat16", 1, 133, 576, dtype="bfloat16"),
+    Case("one row, swiglu and residual", 1, 52, 1536, True, True, "bfloat16"),
 )
 
 # One for each way that `many_rows.choose` goes.

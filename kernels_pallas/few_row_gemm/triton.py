@@ -15,6 +15,7 @@ from kernels_pallas import dispatch, limits
 from kernels_pallas.early_launch import program_id
 
 MAX_ROWS = 64
+_WHOLE_COLUMNS = 2048  # at most, of four weight rows in registers
 
 
 class Config(NamedTuple):
@@ -26,6 +27,7 @@ class Config(NamedTuple):
     num_stages: int
     weight_first: bool  # whether the tensor cores take the weight's rows as theirs, or x's
     splits: int = 1  # programs that share the columns; the result is then in as many parts
+    whole: bool = False  # one row: all columns in registers at once, without tensor cores
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -43,9 +45,11 @@ def choose(num_rows: int, outputs: int, width: int, swiglu: bool, bits: int) -> 
     """
     if bits > 16:
         config = Config(32, 32, num_warps=4, num_stages=3, weight_first=False)
+    elif num_rows == 1 and outputs < 2560 and width <= _WHOLE_COLUMNS:
+        return Config(4, width, num_warps=4, num_stages=1, weight_first=False, whole=True)
     elif outputs < 2560:
         # A small weight: few rows a program, or too few programs share the loads.
-        config = Config(16, 256, num_warps=4, num_stages=4, weight_first=False)
+        config = Config(16, 64, num_warps=4, num_stages=8, weight_first=False)
     elif swiglu:
         config = Config(64, 64, num_warps=4, num_stages=4, weight_first=True)
     elif width > 2 * outputs:
@@ -86,7 +90,12 @@ def few_row_gemm(
     shape = jax.ShapeDtypeStruct((num_rows, outputs), x.dtype)
     parts = jax.ShapeDtypeStruct((config.splits, num_rows, outputs), jnp.float32)
     result = pl.pallas_call(
-        functools.partial(_kernel, swiglu=swiglu, config=config, early_launch=early_launch),
+        functools.partial(
+            _one_row if config.whole else _kernel,
+            swiglu=swiglu,
+            config=config,
+            early_launch=early_launch,
+        ),
         name="few_row_gemm",
         grid=(-(-outputs // config.tile_n), config.splits),
         out_shape=parts if split else shape,
@@ -150,6 +159,39 @@ def _kernel(
         out = out + residual.astype(jnp.float32)
     at = (rows, columns) if config.splits == 1 else (split, rows, columns)
     pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside)
+
+
+def _one_row(
+    x_ref,  # [1, E]
+    weight_ref,  # [out, E]; with swiglu [2 out, E], the gate's rows first
+    residual_refs,  # ([1, out],) or ()
+    out_ref,  # [1, out]
+    *,
+    swiglu,
+    config,
+    early_launch,
+):
+    width, outputs = x_ref.shape[1], out_ref.shape[1]
+    column = program_id(0, early_launch) * config.tile_n
+    column = column + jnp.arange(config.tile_n, dtype=jnp.int32)
+    k = jnp.arange(pl.next_power_of_2(width), dtype=jnp.int32)
+    inside, zero = column < outputs, jnp.int32(0)
+    weights = [
+        pltriton.load(
+            weight_ref.at[(column + part * outputs)[:, None], k[None, :]],
+            mask=inside[:, None] & (k < width)[None, :],
+            other=0.0,
+        )
+        for part in range(2 if swiglu else 1)
+    ]
+    x = pltriton.load(x_ref.at[zero, k], mask=k < width, other=0.0).astype(jnp.float32)
+    out, *up = (jnp.sum(w.astype(jnp.float32) * x[None, :], axis=1) for w in weights)
+    if swiglu:
+        out = out / (1.0 + jnp.exp(-out)) * up[0]
+    if residual_refs:
+        residual = pltriton.load(residual_refs[0].at[zero, column], mask=inside, other=0.0)
+        out = out + residual.astype(jnp.float32)
+    pltriton.store(out_ref.at[zero, column], out.astype(out_ref.dtype), mask=inside)
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
