@@ -35,7 +35,7 @@ def test_each_config_is_timed_beside_xlas_product(tiny):
     rows = list(sweep.time_jobs(jobs(), bandwidth=1.0))
     assert [row["config"] for row in rows] == [
         "xla",
-        "16 x 256, 4 warps, 4 stages, x first",
+        "16 x 64, 4 warps, 8 stages, x first",
         "16 x 32, 4 warps, 2 stages, x first",
         "32 x 32, 4 warps, 2 stages, weight first, 3 splits",
     ]
