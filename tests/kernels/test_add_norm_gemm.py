@@ -36,8 +36,9 @@ def test_every_case_equals_the_oracle(case, implementation):
     assert testing.compare_results(actual, plain, exact) is None
 
 
+@pytest.mark.nightly
 def test_sixty_four_bit_types_change_nothing(implementation):
-    args, static = cases.make_inputs(cases.CASES[3])
+    args, static = cases.make_inputs(cases.CASES[2])
     run = functools.partial(add_norm_gemm, **static, implementation=implementation)
     with jax.enable_x64(True):
         wide = jax.jit(run)(*args)
