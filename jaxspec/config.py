@@ -157,8 +157,6 @@ class Kernels:
     kv_move: str = "xla"
     few_row_gemm: str = "xla"
     add_rms_norm: str = "xla"
-    add_norm_gemm: str = "xla"
-    add_norm_qkv: str = "xla"
     early_launch: bool = False  # see `kernels_pallas.early_launch`
 
 

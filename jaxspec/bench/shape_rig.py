@@ -90,7 +90,7 @@ class ShapeRig:
         engine = Engine(
             self.geometry,
             self.params,
-            _fill_kv(state) if known else state,
+            fill_kv(state) if known else state,
             {Mode.GREEDY: steps},
             overlap=overlap,
             prefix_lookahead=self.drafter.kv_lookahead if known else None,
@@ -144,8 +144,9 @@ class ShapeRig:
         return found
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _fill_kv(state: EngineState) -> EngineState:
+# Kept though unused, or there were no buffers to update in place, and the KV took twice the memory.
+@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+def fill_kv(state: EngineState) -> EngineState:
     """Numbers from -1 to 1 in place of zeros, which would cost a device less energy to read."""
 
     def fill(leaf: jax.Array) -> jax.Array:

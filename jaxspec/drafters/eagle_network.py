@@ -23,12 +23,10 @@ from jaxspec.models.layers import (
     is_ours,
     linear,
     logits_of,
-    project_qkv,
     rms_norm,
     rope_inv_freq,
     swiglu,
     whole,
-    write_kv,
 )
 
 
@@ -83,19 +81,17 @@ def build_network(
         # neither may be launched early.
         early = kernels.early_launch and is_ours(x, own.layer, kernels)
         early_attention = early and block.mask is None
-        q, kv = write_kv(
-            project_qkv(x, own.layer, kernels=kernels, early_launch=early_attention),
+        attended, kv = attention(
+            x,
             kv,
             block,
+            own.layer,
             q_norm=own.q_norm,
             k_norm=own.k_norm,
             inv_freq=jnp.asarray(inv_freq),
             spec=spec,
             kernels=kernels,
             early_launch=early_attention,
-        )
-        attended = attention(
-            q, kv, block, own.layer, spec=spec, kernels=kernels, early_launch=early_attention
         )
         eps = config.rms_norm_eps
         x, normed = add_and_norm(residual, attended, own.post_norm, None, eps, kernels, early)

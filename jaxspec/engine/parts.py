@@ -80,8 +80,6 @@ def choose_kernels(
         "paged_attention": {"head_dim": model.head_dim},
         "kv_write": {"head_dim": model.head_dim},
         "kv_move": {"head_dim": model.head_dim},
-        "add_norm_gemm": {"width": model.hidden_size},
-        "add_norm_qkv": {"width": model.hidden_size, "qk_norm": model.qk_norm},
     }
     choices: dict[str, Choice] = {}
     for op in (name for name in Kernels.__dataclass_fields__ if name != "early_launch"):
@@ -90,8 +88,7 @@ def choose_kernels(
         # One implementation serves target and drafter: the plainer of the two choices.
         choices[op] = next((c for c in picked if c.name == "xla"), picked[0])
     if dtype == "float32":
-        for op in ("few_row_gemm", "add_norm_gemm", "add_norm_qkv"):
-            choices[op] = Choice("xla", "its tiles are made for weights of 16 bits")
+        choices["few_row_gemm"] = Choice("xla", "its tiles are made for weights of 16 bits")
     names = {op: choice.name for op, choice in choices.items()}
     late = early_launch.refuses(device)
     if plain := [op for op in early_launch.CHAIN if names[op] == "xla"]:

@@ -13,9 +13,6 @@ from jaxspec.engine.compile_ahead import run_side_by_side
 from jaxspec.models.config import ModelConfig
 from kernels_pallas import dispatch
 from kernels_pallas.accept import cases as accept_cases
-from kernels_pallas.add_norm_gemm import MAX_ROWS as MAX_NORMED_ROWS
-from kernels_pallas.add_norm_gemm import cases as add_norm_gemm_cases
-from kernels_pallas.add_norm_qkv import cases as add_norm_qkv_cases
 from kernels_pallas.add_rms_norm import cases as add_rms_norm_cases
 from kernels_pallas.few_row_gemm import MAX_ROWS, parts_for
 from kernels_pallas.few_row_gemm import cases as few_row_gemm_cases
@@ -86,7 +83,7 @@ def self_test_cases(
             ),
         ),
         ("kv_write", kv_write_cases.Case("in use", 3, block, norm=model.qk_norm, **heads)),
-        *_layer_cases(geometry, model, heads),
+        *_layer_cases(geometry, model),
     ]
     if plan.tree_depth is not None:
         cases.append(("accept_tree", verified))
@@ -135,9 +132,7 @@ def self_test_cases(
     return cases
 
 
-def _layer_cases(
-    geometry: Geometry, model: ModelConfig, heads: dict[str, Any]
-) -> list[tuple[str, Any]]:
+def _layer_cases(geometry: Geometry, model: ModelConfig) -> list[tuple[str, Any]]:
     rows, width = min(3 * geometry.block_size, MAX_ROWS), model.hidden_size
     # Fewer rows of gate and up than the model has, so that the host need not make so many numbers.
     inner = min(model.intermediate_size, 1024)
@@ -147,7 +142,6 @@ def _layer_cases(
     gate_up = 128, model.intermediate_size, width
     serves_many = parts_for(*gate_up, swiglu=True, implementation=implementation)
     many_rows = few_row_gemm_cases.MANY_ROWS_CASES if serves_many else ()
-    normed = {"width": width, "swiglu": True, "dtype": dtype}
     return [
         ("add_rms_norm", add_rms_norm_cases.Case("in use", rows, width, dtype)),
         (
@@ -159,12 +153,4 @@ def _layer_cases(
             gemm("gate_up, in use", rows, inner, width, swiglu=True, dtype=dtype),
         ),
         *(("few_row_gemm", each._replace(dtype=dtype)) for each in many_rows),
-        *(
-            ("add_norm_qkv", add_norm_qkv_cases.Case(f"{few} rows, in use", 1, few, width, **heads))
-            for few in sorted({1, min(rows, MAX_NORMED_ROWS)})
-        ),
-        *(
-            ("add_norm_gemm", add_norm_gemm_cases.Case(f"{few} rows, in use", few, inner, **normed))
-            for few in sorted({1, min(rows, MAX_NORMED_ROWS)})
-        ),
     ]

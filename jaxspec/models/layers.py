@@ -19,9 +19,6 @@ from jax import lax
 
 from jaxspec.models.base import KV, Block, Kernels
 from jaxspec.models.config import RopeScaling
-from kernels_pallas.add_norm_gemm import MAX_ROWS as MAX_NORMED_ROWS
-from kernels_pallas.add_norm_gemm import add_norm_gemm
-from kernels_pallas.add_norm_qkv import add_norm_qkv
 from kernels_pallas.add_rms_norm import add_rms_norm
 from kernels_pallas.few_row_gemm import few_row_gemm, parts_for
 from kernels_pallas.kv_write import kv_write
@@ -245,20 +242,11 @@ def swiglu(
     return linear(y, layer.down, kernels=kernels, early_launch=early_launch, in_parts=True)
 
 
-def project_qkv(
-    x: jax.Array, layer: LayerParams, *, kernels: Kernels, early_launch: bool = False
-) -> jax.Array:
-    """What `attention` takes, [B, N, (H + 2J) * D], of normed rows [B, N, in]."""
-    # A bias is added by a fusion of XLA's, which must not be launched early.
-    early = early_launch and layer.qkv_bias is None
-    with jax.named_scope("attention"):
-        return linear(x, layer.qkv, layer.qkv_bias, kernels=kernels, early_launch=early)
-
-
-def write_kv(
-    qkv: jax.Array,
+def attention(
+    x: jax.Array,
     kv_pages: jax.Array,
     block: Block,
+    layer: LayerParams,
     *,
     q_norm: jax.Array | None,
     k_norm: jax.Array | None,
@@ -268,22 +256,33 @@ def write_kv(
     index: jax.Array | None = None,
     early_launch: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Norms and rotates the heads of a block and writes its KV: (q [B, N, H, D], pages).
+    """Attends over a block and the KV before it, writing the block's KV first.
 
     Args:
-        qkv: [B, N, (H + 2J) * D] of `project_qkv`.
+        x: [B, N, in] what q, k and v are projected from.
         kv_pages: [P, 2, J, G, D] of this layer, updated in place when donated.
-        block: where the tokens are.
+        block: where the tokens are and what they may see.
+        layer: the matrices.
         q_norm, k_norm: [D], or [L, D] with `index`, or None for no norm of the heads.
         inv_freq: f32[D / 2].
-        spec: sizes.
+        spec: sizes, causality and window.
         kernels: the implementation of each op.
         index: i32[1] the layer, where norms are those of all layers.
         early_launch: see `kernels_pallas.early_launch`.
+
+    Returns:
+        What is added to the residual stream, [B, N, E] or in parts f32[S, B, N, E], and the pages.
     """
     with jax.named_scope("attention"):
-        return kv_write(
-            qkv,
+        q, kv_pages = kv_write(
+            # A bias is added by a fusion of XLA's, which must not be launched early.
+            linear(
+                x,
+                layer.qkv,
+                layer.qkv_bias,
+                kernels=kernels,
+                early_launch=early_launch and layer.qkv_bias is None,
+            ),
             kv_pages,
             block.kv_locs,
             block.positions,
@@ -297,34 +296,6 @@ def write_kv(
             early_launch=early_launch,
             implementation=kernels.kv_write,
         )
-
-
-def attention(
-    q: jax.Array,
-    kv_pages: jax.Array,
-    block: Block,
-    layer: LayerParams,
-    *,
-    spec: LayerSpec,
-    kernels: Kernels,
-    early_launch: bool = False,
-) -> jax.Array:
-    """Attends over a block, whose KV is written, and the KV before it.
-
-    Args:
-        q: [B, N, H, D] of `write_kv`.
-        kv_pages: [P, 2, J, G, D] of this layer.
-        block: what the tokens may see.
-        layer: the matrices.
-        spec: causality and window.
-        kernels: the implementation of each op.
-        early_launch: see `kernels_pallas.early_launch`.
-
-    Returns:
-        What is added to the residual stream, [B, N, E] or in parts f32[S, B, N, E].
-    """
-    with jax.named_scope("attention"):
-        shape = q.shape[:2]
         num_others = 0 if block.mask is None else block.mask.shape[1] - q.shape[1]
         if num_others:  # the mask counts rows before the block's own, which ask for nothing
             q = jnp.pad(q, ((0, 0), (num_others, 0), (0, 0), (0, 0)))
@@ -339,14 +310,15 @@ def attention(
             early_launch=early_launch,
             implementation=kernels.paged_attention,
         )[:, num_others:]
-        return linear(
-            attended.reshape(*shape, -1),
+        out = linear(
+            attended.reshape(*x.shape[:-1], -1),
             layer.o,
             layer.o_bias,
             kernels=kernels,
             early_launch=early_launch and layer.o_bias is None,
             in_parts=True,
         )
+    return out, kv_pages
 
 
 class LayersOutput(NamedTuple):
@@ -453,99 +425,33 @@ def _layer(x, added, kv_pages, block, layer, norms, index, inv_freq, *, spec, ke
     eps = spec.rms_norm_eps
     # Where a product is XLA's its kernels must not be launched early.
     early = kernels.early_launch and is_ours(x, layer, kernels)
-    merged = _is_merged(x, layer, kernels)
-    early_sum = early and not is_read
-    if merged and added is not None and q_norms is None and kernels.add_norm_qkv != "xla":
-        total, q, kv_pages = add_norm_qkv(
-            x.reshape(-1, x.shape[-1]),
-            added.reshape(-1, x.shape[-1]),
-            input_norms,
-            layer.qkv,
-            kv_pages,
-            block.kv_locs,
-            block.positions,
-            inv_freq,
-            index,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            eps=eps,
-            early_launch=early_sum,
-            implementation=kernels.add_norm_qkv,
-        )
-        x = total.reshape(x.shape)
+    if added is None:
+        normed = rms_norm(x, input_norms[index[0]], eps)
     else:
-        if merged and added is not None:
-            weight = layer.qkv
-            x, qkv = _norm_and_multiply(
-                x, added, input_norms, weight, index, eps, kernels, early_sum
-            )
-        else:
-            if added is None:
-                normed = rms_norm(x, input_norms[index[0]], eps)
-            else:
-                x, normed = add_and_norm(x, added, input_norms, index, eps, kernels, early_sum)
-            qkv = project_qkv(normed, layer, kernels=kernels, early_launch=early)
-        q, kv_pages = write_kv(
-            qkv,
-            kv_pages,
-            block,
-            q_norm=q_norms,
-            k_norm=k_norms,
-            inv_freq=inv_freq,
-            spec=spec,
-            kernels=kernels,
-            index=index,
-            early_launch=early,
-        )
+        x, normed = add_and_norm(x, added, input_norms, index, eps, kernels, early and not is_read)
     entered = x
-    attended = attention(q, kv_pages, block, layer, spec=spec, kernels=kernels, early_launch=early)
+    attended, kv_pages = attention(
+        normed,
+        kv_pages,
+        block,
+        layer,
+        q_norm=q_norms,
+        k_norm=k_norms,
+        inv_freq=inv_freq,
+        spec=spec,
+        kernels=kernels,
+        index=index,
+        early_launch=early,
+    )
+    x, normed = add_and_norm(x, attended, post_norms, index, eps, kernels, early)
     with jax.named_scope("mlp"):
-        if merged:
-            x, inner = _norm_and_multiply(
-                x, attended, post_norms, layer.gate_up, index, eps, kernels, early, swiglu=True
-            )
-            added = linear(inner, layer.down, kernels=kernels, early_launch=early)
-        else:
-            x, normed = add_and_norm(x, attended, post_norms, index, eps, kernels, early)
-            added = swiglu(normed, layer, kernels=kernels, early_launch=early)
+        added = swiglu(normed, layer, kernels=kernels, early_launch=early)
     return entered, x, added, kv_pages
 
 
 def whole(added: jax.Array, like: jax.Array) -> jax.Array:
     """Parts of what is added summed up; what is whole as it is."""
     return added if added.ndim == like.ndim else added.sum(axis=0).astype(like.dtype)
-
-
-def _is_merged(x: jax.Array, layer: LayerParams, kernels: Kernels) -> bool:
-    """Whether each norm of a layer over [B, N, E] is one launch with the product behind it."""
-    num_rows = x.shape[0] * x.shape[1]
-    return kernels.add_norm_gemm != "xla" and num_rows <= MAX_NORMED_ROWS and layer.qkv_bias is None
-
-
-def _norm_and_multiply(
-    x: jax.Array,
-    added: jax.Array,
-    norms: jax.Array,
-    weight: jax.Array,
-    index: jax.Array,
-    eps: float,
-    kernels: Kernels,
-    early_launch: bool,
-    swiglu: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-    """(x + added [B, N, E], its norm times a weight [B, N, out])."""
-    total, product = add_norm_gemm(
-        x.reshape(-1, x.shape[-1]),
-        whole(added, x).reshape(-1, x.shape[-1]),
-        norms,
-        weight,
-        index,
-        eps=eps,
-        swiglu=swiglu,
-        early_launch=early_launch,
-        implementation=kernels.add_norm_gemm,
-    )
-    return total.reshape(x.shape), product.reshape(*x.shape[:-1], -1)
 
 
 def add_and_norm(

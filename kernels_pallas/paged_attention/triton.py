@@ -29,7 +29,6 @@ class Config(NamedTuple):
     num_warps: int
     num_stages: int
     tile_merge: int = 8  # query rows of one program of the merge
-    tile_splits: int = 32  # splits that it adds up at a time, a power of two
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -139,17 +138,17 @@ def paged_attention(
         interpret=interpret,
     )(q, kv_pages, page_table, lens, masks, (plan.programs,))
     tile = min(pl.next_power_of_2(rows), config.tile_merge)
-    tile_splits = min(pl.next_power_of_2(config.shares), config.tile_splits)
     return pl.pallas_call(
         functools.partial(
-            _merge, tile=tile, group=group, tile_splits=tile_splits, early_launch=early_launch
+            _merge, tile=tile, group=group, shares=config.shares, early_launch=early_launch
         ),
         name="paged_attention_merge",
         grid=(-(-rows // tile), kv_heads, plan.split_rows.shape[0]),
         out_shape=out_shape,
         input_output_aliases={0: 0},
         compiler_params=pltriton.CompilerParams(
-            num_warps=max(1, min(8, tile_splits * tile * dim // 1024)), num_stages=1
+            num_warps=max(1, min(8, pl.next_power_of_2(config.shares) * tile * dim // 1024)),
+            num_stages=1,
         ),
         interpret=interpret,
     )(out, plan.split_rows, *partial)
@@ -302,7 +301,7 @@ def _merge(
     *,
     tile,
     group,
-    tile_splits,
+    shares,
     early_launch,
 ):
     """Adds up what the splits of a row found. Grid: (tiles of query rows, J, split rows)."""
@@ -314,30 +313,19 @@ def _merge(
     lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
     inside = row < rows
 
-    def add(t, carry):
-        m, total, acc = carry
-        split = t * tile_splits + jnp.arange(tile_splits, dtype=jnp.int32)
-        keep = inside[None, :] & (split < splits)[:, None]
-        at = ((first + split)[:, None], j, row[None, :])
-        m_part = pltriton.load(m_ref.at[at], mask=keep, other=_MASKED)
-        total_part = pltriton.load(total_ref.at[at], mask=keep, other=0.0)
-        at = ((first + split)[:, None, None], j, row[None, :, None], lane[None])
-        acc_part = pltriton.load(acc_ref.at[at], mask=keep[:, :, None], other=0.0)
-        m_next = jnp.maximum(m, jnp.max(m_part, axis=0))
-        alpha, weight = jnp.exp2(m - m_next), jnp.exp2(m_part - m_next[None, :])
-        total = total * alpha + jnp.sum(weight * total_part, axis=0)
-        acc = acc * alpha[:, None] + jnp.sum(weight[:, :, None] * acc_part, axis=0)
-        return m_next, total, acc
+    split = jnp.arange(pl.next_power_of_2(shares), dtype=jnp.int32)
 
     @pl.when(splits > 1)
     def _add_up():
-        carry = (
-            jnp.full((tile,), _MASKED, jnp.float32),
-            jnp.zeros((tile,), jnp.float32),
-            jnp.zeros((tile, dim), jnp.float32),
-        )
-        turns = (splits + (tile_splits - 1)) // tile_splits
-        _, total, acc = jax.lax.fori_loop(0, turns, add, carry)
+        keep = inside[None, :] & (split < splits)[:, None]
+        at = ((first + split)[:, None], j, row[None, :])
+        m = pltriton.load(m_ref.at[at], mask=keep, other=_MASKED)
+        total = pltriton.load(total_ref.at[at], mask=keep, other=0.0)
+        at = ((first + split)[:, None, None], j, row[None, :, None], lane[None])
+        acc = pltriton.load(acc_ref.at[at], mask=keep[:, :, None], other=0.0)
+        weight = jnp.exp2(m - jnp.max(m, axis=0, keepdims=True))
+        total = jnp.sum(weight * total, axis=0)
+        acc = jnp.sum(weight[:, :, None] * acc, axis=0)
         out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
         at = (b, (row // group)[:, None], (j * group + row % group)[:, None], lane)
         pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside[:, None])

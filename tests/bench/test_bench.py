@@ -27,11 +27,14 @@ from jaxspec.bench.prompts import PROMPTS
 from jaxspec.bench.report import bars, number
 from jaxspec.bench.rig import build_engine, load_rig, make_requests, run_workload
 from jaxspec.bench.settings import SHAPE_NAMES, Settings
+from jaxspec.bench.shape_rig import ShapeRig, fill_kv
 from jaxspec.bench.shapes import SHAPES
+from jaxspec.bench.shapes import random_target as shape_target
 from jaxspec.bench.step_profile import family
 from jaxspec.bench.step_times import time_steps
 from jaxspec.bench.throughput import concurrencies
 from jaxspec.config import ConfigError, EngineConfig
+from jaxspec.engine.state import init_state
 from jaxspec.models.config import ModelConfig
 from jaxspec.training import eagle
 from jaxspec.training.config import Eagle3TrainConfig, TrainConfig
@@ -256,6 +259,24 @@ def test_prefill_is_held_against_the_floor(bench):
     (row,) = rows_of(bench, "prefill")
     assert row["num_tokens"] == 1000
     assert row["ratio"] == pytest.approx(row["prefill_ms"] / row["floor_ms"])
+
+
+def test_numbers_take_the_place_of_zeros_without_a_copy_of_the_kv():
+    shape = SHAPES["tiny"]
+    rig = ShapeRig(
+        EngineConfig(max_num_seqs=2),
+        shape,
+        shape_target(shape.target, "float32"),
+        drafter="dflash",
+        dtype="float32",
+        batches=(2,),
+        split=False,
+    )
+    state = init_state(rig.geometry, rig.target, rig.drafter)
+    memory = fill_kv.lower(state).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == memory.argument_size_in_bytes
+    assert memory.temp_size_in_bytes < 1 << 16
+    assert all(float(abs(leaf).max()) > 0.5 for leaf in fill_kv(state).kv)
 
 
 ROOFLINE = ["roofline", "--shape", "tiny", "--context", "40", "--max-model-len", "128"]

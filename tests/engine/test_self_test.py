@@ -40,10 +40,6 @@ def test_the_cases_have_the_sizes_in_use():
         "add_rms_norm",
         "few_row_gemm",
         "few_row_gemm",
-        "add_norm_qkv",
-        "add_norm_qkv",
-        "add_norm_gemm",
-        "add_norm_gemm",
         "paged_attention",
         "kv_write_context",
     ]

@@ -46,10 +46,9 @@ def test_it_needs_hopper(device, reason):
     assert early_launch.refuses(device) == reason
 
 
-def forward_of(feature_layers, *, kernels=EARLY, dtype="bfloat16", tokens=3, architecture="qwen3"):
+def forward_of(feature_layers, *, kernels=EARLY, dtype="bfloat16", tokens=3):
     """The tiny model's forward over one block, and its arguments."""
-    norms = {"architecture": architecture, "qk_norm": architecture == "qwen3"}
-    config = dataclasses.replace(SHAPES["tiny"].target, **norms)
+    config = SHAPES["tiny"].target
     target = build_target(
         config,
         feature_layers=feature_layers,
