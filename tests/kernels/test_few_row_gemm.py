@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernels_pallas import dispatch, testing
-from kernels_pallas.few_row_gemm import cases, few_row_gemm, parts_for, triton
+from kernels_pallas.few_row_gemm import cases, few_row_gemm, mosaic_gpu, parts_for, triton
 from tests.kernels import jitting
 
 H200 = dispatch.Device("gpu", "NVIDIA H200", (9, 0))
@@ -126,6 +126,33 @@ def test_many_rows_lower_for_cuda(case):
     )
     assert text.count("custom_call") == 1
     assert ("mosaic_gpu" in text) == (case.swiglu or case.num_rows == 256)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("num_rows", "config", "swiglu"),
+    [(128, (64, 64, 3), True), (256, (96, 64, 2), True), (256, (64, 64, 4, 2), False)],
+)
+def test_mosaic_multiplies_tile_after_tile(monkeypatch, num_rows, config, swiglu):
+    lacks_mosaic(H200)
+    config = mosaic_gpu.Config(*config)
+    # So few programs that each takes several tiles, and some one more than others.
+    monkeypatch.setattr(mosaic_gpu, "_PROGRAMS", 3)
+    case = cases.Case(
+        "many rows",
+        num_rows,
+        192 if config.tile_n == 96 else 256,
+        512,
+        swiglu=swiglu,
+        dtype="bfloat16",
+        num_parts=config.splits,
+    )
+    (x, weight, _), static = cases.make_inputs(case)
+    actual = mosaic_gpu.few_row_gemm(x, weight, swiglu=swiglu, config=config, interpret=True)
+    plain, exact = (
+        few_row_gemm(*args, **static) for args in ((x, weight), testing.widen((x, weight)))
+    )
+    assert testing.compare_results(actual, plain, exact) is None
 
 
 @pytest.mark.gpu
