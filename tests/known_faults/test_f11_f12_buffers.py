@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.engine import dispatch
+from jaxspec.engine.dispatch import pack_decode
 from jaxspec.engine.state import empty_prefill_batch
 from jaxspec.mode import Mode
 from tests.harness import check, intercept, make_engine, record, request, run
@@ -25,16 +27,26 @@ def test_no_array_handed_to_a_step_is_part_of_the_hosts_tables():
     )
 
 
-def test_what_was_handed_over_is_not_edited_afterwards():
-    """F11: frozen arrays would refuse an edit."""
+def test_what_was_handed_over_is_not_edited_afterwards(monkeypatch):
+    """F11: frozen arrays would refuse an edit. On a CPU the device's array is the host's."""
     engine = make_engine()
+    frozen = []
+
+    def pack(*args):
+        packed = pack_decode(*args)
+        packed.flags.writeable = False
+        frozen.append(packed)
+        return packed
 
     def around(kind, mode, step, params, state, packed):
-        packed.flags.writeable = False
+        if kind == "prefill":
+            packed.flags.writeable = False
         return step(params, state, packed)
 
+    monkeypatch.setattr(dispatch, "pack_decode", pack)
     intercept(engine, around)
     check(run(engine, *ASKED), *ASKED)
+    assert frozen
 
 
 def test_the_page_table_may_change_right_after_a_dispatch():
