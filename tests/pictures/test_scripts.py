@@ -41,6 +41,18 @@ def test_a_roofline_is_drawn(monkeypatch, tmp_path):
     assert (tmp_path / "drawn.png").read_bytes().startswith(PNG)
 
 
+def test_a_sweep_of_contexts_is_drawn(monkeypatch, tmp_path):
+    rows = [
+        {"shape": "qwen3-8b", "step": step, "batch": batch, "context": context, "ratio": 1.2}
+        for step in ("plain", "dflash", "plain prefill")
+        for batch in (1, 8)
+        for context in (1024, 4096)
+    ]
+    (tmp_path / "sweep.json").write_text(json.dumps({"device": "NVIDIA H200", "rows": rows}))
+    draw(monkeypatch, "step_sweep", tmp_path / "sweep.json", "--out", tmp_path / "drawn.png")
+    assert (tmp_path / "drawn.png").read_bytes().startswith(PNG)
+
+
 @pytest.mark.slow
 def test_a_run_is_drawn(monkeypatch, tmp_path, capsys):
     options = ["--shape", "tiny", "--repeats", 1, "--num-steps", 3]
