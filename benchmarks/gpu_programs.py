@@ -177,13 +177,12 @@ def _step(name: str, drafter: str, batch: int, kind: str) -> tuple[Any, tuple[An
     kind: "prefill", "tree", or how many decode steps.
     """
     import jax
-    import numpy as np
 
     from jaxspec.bench.shapes import SHAPES, plan_shape, random_target
     from jaxspec.config import EngineConfig
     from jaxspec.drafters.base import ModelParams
     from jaxspec.engine.parts import build_parts
-    from jaxspec.engine.state import empty_prefill_batch, init_state
+    from jaxspec.engine.state import empty_decode_batch, empty_prefill_batch, init_state
     from jaxspec.engine.steps import build_steps
     from jaxspec.mode import Mode
     from kernels_pallas.dispatch import Device
@@ -220,7 +219,7 @@ def _step(name: str, drafter: str, batch: int, kind: str) -> tuple[Any, tuple[An
     state = jax.eval_shape(lambda: init_state(geometry, target, made))
     if kind == "prefill":
         return steps.prefill, (params, state, empty_prefill_batch(batch, geometry))
-    packed = np.zeros((batch, 1 + geometry.pages_per_slot), np.int32)
+    packed = empty_decode_batch(batch, geometry)
     step = steps.decode if geometry.decode_steps == 1 else steps.decode_loop
     return step, (params, state, packed)
 

@@ -8,15 +8,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxspec.bench.compilations import count_compilations
 from jaxspec.bench.report import Column, Result, number
 from jaxspec.bench.rig import Rig, build_engine, describe, load_rig, with_few_sizes
 from jaxspec.bench.settings import Settings
 from jaxspec.bench.step_times import fill_batch
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.state import empty_prefill_batch
+from jaxspec.engine.state import empty_decode_batch, empty_prefill_batch
 from jaxspec.engine.warmup import Program, warm_up_programs
 from jaxspec.mode import Mode
 from jaxspec.request import Request, SamplingParams, StructuredOutputsParams
@@ -139,7 +137,7 @@ def programs_for(rig: Rig, asked: Collection[SamplingParams]) -> list[Program]:
     sizes = rig.geometry
     width = sizes.block_size
     tiles = empty_prefill_batch(sizes.prefill_buckets[0], sizes)
-    packed = np.zeros((sizes.batch_buckets[0], 1 + sizes.pages_per_slot), np.int32)
+    packed = empty_decode_batch(sizes.batch_buckets[0], sizes)
     return [
         *(Program("prefill", mode, tiles, width) for mode in {each.prefill_mode for each in asked}),
         *(Program("decode", mode, packed, width) for mode in sorted({each.mode for each in asked})),

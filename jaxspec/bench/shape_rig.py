@@ -17,7 +17,7 @@ from jaxspec.config import EngineConfig
 from jaxspec.engine.assemble import build_engine
 from jaxspec.engine.compile_ahead import compile_side_by_side
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.state import EngineState, empty_prefill_batch, init_state
+from jaxspec.engine.state import EngineState, empty_decode_batch, empty_prefill_batch, init_state
 from jaxspec.engine.steps import Step, build_steps
 from jaxspec.mode import Mode
 from jaxspec.models.layers import TargetParams
@@ -120,7 +120,7 @@ class ShapeRig:
         state = jax.eval_shape(lambda: init_state(geometry, self.target, self.drafter))
         jobs: list[tuple[Any, np.ndarray]] = []
         for size in geometry.batch_buckets:
-            packed = np.zeros((size, 1 + geometry.pages_per_slot), np.int32)
+            packed = empty_decode_batch(size, geometry)
             jobs += [(step, packed) for step in {self.steps.decode, self.step}]
         for size in sorted(self._prefill_buckets(prompts)):
             jobs.append((self.steps.prefill, empty_prefill_batch(size, geometry)))

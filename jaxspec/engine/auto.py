@@ -15,9 +15,8 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.state import empty_decode_batch
 from jaxspec.engine.warmup import Program, time_idle, warm_up_programs
 from jaxspec.mode import Mode
 
@@ -61,7 +60,7 @@ def measure_steps(engine: Engine) -> StepTimes:
     engine: of the drafter, with a pace, so that it can step without: what a plain step ingests is
     a hundredth of it.
     """
-    packed = np.zeros((1, 1 + engine.geometry.pages_per_slot), np.int32)
+    packed = empty_decode_batch(1, engine.geometry)
     widths = (1, engine.geometry.block_size)
     programs = [Program("decode", Mode.GREEDY, packed, width) for width in widths]
     warm_up_programs(engine, programs)

@@ -12,6 +12,7 @@ from jaxspec.config import Geometry
 from jaxspec.engine.admission import Tile, bucket
 from jaxspec.engine.draft_input import DraftInput
 from jaxspec.engine.sequence import Sequence as Seq
+from jaxspec.engine.state import empty_decode_batch
 from jaxspec.mode import Mode
 
 
@@ -94,7 +95,7 @@ def pack_decode(plan: DraftInput, geometry: Geometry, page_table: np.ndarray) ->
     A new array each time: the device may still read the last one (jax#37830).
     """
     size = bucket(len(plan), geometry.batch_buckets)
-    packed = np.zeros((size, 1 + geometry.pages_per_slot), np.int32)
+    packed = empty_decode_batch(size, geometry)
     packed[: len(plan), 0] = plan.rows
     packed[: len(plan), 1:] = page_table[plan.rows]
     return packed

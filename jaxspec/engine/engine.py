@@ -232,9 +232,8 @@ class Engine:
 
         width: tokens verified a row, all by default.
         """
-        array = packed if kind == "prefill" else jax.device_put(packed)
-        width = width or self.geometry.block_size
-        jax.block_until_ready(self._call(kind, array, mode, width, self._allow_all))
+        packed, width = _as_served(kind, packed), width or self.geometry.block_size
+        jax.block_until_ready(self._call(kind, packed, mode, width, self._allow_all))
         self._warm.add(mode)
 
     def lower_idle(
@@ -242,8 +241,7 @@ class Engine:
     ) -> TypingSequence[Lowered]:
         """What `run_idle` would compile; nothing where a step is no jitted function."""
         step = self._program(kind, mode, width or self.geometry.block_size)
-        array = packed if kind == "prefill" else jax.device_put(packed)
-        arguments = self._arguments(kind, array, mode, self._allow_all)
+        arguments = self._arguments(kind, _as_served(kind, packed), mode, self._allow_all)
         if isinstance(step, StagedStep):
             return step.lower(*arguments)
         return [step.lower(*arguments)] if hasattr(step, "lower") else []
@@ -662,3 +660,8 @@ class Engine:
         """Rows of KV that hold the request's text, as far as the host knows."""
         is_prefilled = seq.num_prefilled == seq.prefill_len
         return int(self._published_lens[seq.slot]) if is_prefilled else seq.num_prefilled
+
+
+def _as_served(kind: str, packed: np.ndarray) -> np.ndarray | jax.Array:
+    """The array as a dispatch of its kind hands it over, since jit tells the two apart."""
+    return packed if kind == "prefill" else jax.device_put(packed)

@@ -203,6 +203,14 @@ class PrefillBatch(NamedTuple):
         )
 
 
+def empty_decode_batch(size: int, geometry: Geometry) -> np.ndarray:
+    """The packed array of a decode step of padding rows alone, i32[B, 1 + M]; a new one each time.
+
+    size: B.
+    """
+    return np.zeros((size, 1 + geometry.pages_per_slot), np.int32)
+
+
 def empty_prefill_batch(num_tiles: int, geometry: Geometry) -> np.ndarray:
     """A packed prefill array of padding tiles: i32[num_tiles, W]."""
     width = _FIXED + geometry.max_stop_ids + geometry.pages_per_slot + geometry.prefill_tile

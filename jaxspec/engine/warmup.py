@@ -14,7 +14,7 @@ from jax.stages import Lowered
 from jaxspec.engine.admission import bucket
 from jaxspec.engine.compile_ahead import compile_side_by_side
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.state import empty_prefill_batch
+from jaxspec.engine.state import empty_decode_batch, empty_prefill_batch
 from jaxspec.mode import Mode
 from jaxspec.request import SamplingParams
 
@@ -89,7 +89,7 @@ def compile_for(engine: Engine, num_prompt_tokens: int, params: SamplingParams) 
     if params.max_tokens != 1:
         needs_host = params.stop or params.mode.constrained
         kind = "decode_loop" if sizes.decode_steps > 1 and not needs_host else "decode"
-        packed = np.zeros((sizes.batch_buckets[0], 1 + sizes.pages_per_slot), np.int32)
+        packed = empty_decode_batch(sizes.batch_buckets[0], sizes)
         programs.append(Program(kind, params.mode, packed, sizes.block_size))
     _compile(engine, programs)
 
@@ -125,7 +125,7 @@ def programs_of(engine: Engine, modes: Sequence[Mode]) -> list[Program]:
         if geometry.decode_steps > 1 and not mode.constrained:
             kinds.append("decode_loop")
         for size in geometry.batch_buckets:
-            packed = np.zeros((size, 1 + geometry.pages_per_slot), np.int32)
+            packed = empty_decode_batch(size, geometry)
             programs += [Program(kind, mode, packed, width) for kind in kinds for width in widths]
     return programs
 
