@@ -16,6 +16,9 @@ _ENOUGH = 3  # of them for a comparison
 _SHARE = 0.15  # of a new comparison in a step time, once there were several
 _OUTLIER = 3.0  # times what was expected; a pause of the machine is no step
 _GAIN = 1.01  # what another width must promise before it is taken
+# What drafts must promise over plain decoding. Rates flatter them: a step among plain ones begins
+# anywhere, and so more often in a long stretch of right drafts than steps in a row would.
+_OVER_PLAIN = 1.02
 _PROBE_COST = 0.003  # share of the time that probes may waste
 _LEAST_WASTE = 0.1  # of a probe, as a share of its time: an even match is known by guess alone
 _KNOWN = 8.0  # slot-steps that a known accept length counts for
@@ -151,6 +154,8 @@ class Pace:
         speeds = {
             width: self._tokens_with(factor, width) / self._times[batch, width] for width in known
         }
+        if 1 in speeds:
+            speeds[1] *= _OVER_PLAIN
         best = max(speeds, key=speeds.__getitem__)
         kept = self._width if self._width in known else full
         self._width = best if speeds[best] > _GAIN * speeds[kept] else kept

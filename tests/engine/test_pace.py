@@ -192,6 +192,16 @@ def test_a_known_accept_length_gives_way_to_what_requests_show():
         assert pace._width == width
 
 
+def test_a_draw_goes_to_plain_decoding():
+    """Drafts are taken up again once they promise more than the 3 percent that may be lost."""
+    pace = Pace((8, 1), BLOCK - 1, accept_length=2.7)
+    pace.set_time(8, 1, 1.0)
+    for promise, width in [(1.0, 1), (1.025, 1), (1.035, 8)]:
+        pace.set_time(8, 8, pace.tokens_a_step(8) / promise)
+        pace.choose(8)
+        assert pace._width == width
+
+
 def test_drafting_resumes_when_it_pays_again():
     machine = Machine(plain_ms=5.0, per_token_ms=0.05, draft_ms=1.0)
     pace = timed(machine)
