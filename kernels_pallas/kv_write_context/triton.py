@@ -15,6 +15,7 @@ from kernels_pallas.kv_write.triton import (
     refuses,
     rotate,
     store_halves,
+    turns,
 )
 
 __all__ = ["kv_write_context", "refuses"]
@@ -75,7 +76,7 @@ def _kernel(
     k = halves
     if norm_refs:
         k = normalize(k, lambda lane: norm_refs[0].at[layer, lane], eps)
-    k = rotate(k, pltriton.load(positions_ref.at[token]), inv_freq_ref)
+    k = rotate(k, *turns(pltriton.load(positions_ref.at[token]), inv_freq_ref))
     x = tuple(jnp.where(is_v[:, None], v, k) for v, k in zip(halves, k, strict=True))
     loc = pltriton.load(kv_locs_ref.at[token])
 

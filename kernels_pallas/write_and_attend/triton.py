@@ -1,0 +1,306 @@
+"""`write_and_attend` in Pallas-Triton: attention whose last split makes and writes the block's KV.
+
+Queries are normed and rotated in registers, by every program for itself. The block's own K and V
+are one more tile, behind those of the pages, which are read only up to the block: no program reads
+what another one writes, and none waits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from kernels_pallas import dispatch, limits
+from kernels_pallas.early_launch import program_id
+from kernels_pallas.kv_write.triton import load_halves, normalize, rotate, store_halves, turns
+from kernels_pallas.paged_attention import triton as attention
+from kernels_pallas.paged_attention.plan import make_plan
+from kernels_pallas.paged_attention.triton import (
+    Config,
+    Tiles,
+    fold,
+    nothing_found,
+    put,
+    see_by_mask,
+    see_in_order,
+    share_of,
+)
+
+MAX_BLOCK = 16  # rows of the block's own tile, the least that the tensor cores take
+
+
+def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
+    """Why this kernel cannot run on `device` with these shapes, or None; it knows head_dim."""
+    return attention.refuses(device, shapes)
+
+
+def choose(
+    batch: int, block: int, group: int, kv_heads: int, dim: int, max_rows: int, bits: int
+) -> Config:
+    """The launch for a batch bucket; arguments as of `paged_attention`'s `choose`."""
+    tokens, heads = tile_of(block, group)
+    tile_q, tile_kv = tokens * heads, 64 if bits <= 16 else 32
+    programs = kv_heads * -(-block // tokens)
+    # The block's own tile is one more.
+    shares = max(1, min(132 // programs + 1, batch * (-(-max_rows // tile_kv) + 1), 32))
+    tile_merge = 2 if batch * kv_heads * block * group <= 1024 else 8
+    row_bytes = dim * bits // 8
+    stages = limits.num_stages(3, 2 * tile_kv * row_bytes, (tile_q + 2 * MAX_BLOCK) * row_bytes)
+    return Config(tile_q, tile_kv, shares, num_warps=4, num_stages=stages, tile_merge=tile_merge)
+
+
+def tile_of(block: int, group: int, most_rows: int = 64) -> tuple[int, int]:
+    """(tokens, heads) of a program's query rows, powers of two whose product is at least 16."""
+    heads = pl.next_power_of_2(group)
+    tokens = min(pl.next_power_of_2(block), max(1, most_rows // heads))
+    return tokens, max(heads, 16 // tokens)
+
+
+def write_and_attend(
+    qkv: jax.Array,
+    kv_pages: jax.Array,
+    kv_locs: jax.Array,
+    positions: jax.Array,
+    inv_freq: jax.Array,
+    page_table: jax.Array,
+    lens: jax.Array,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: jax.Array | None,
+    k_norm: jax.Array | None,
+    layer: jax.Array | None,
+    eps: float,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    block_mask: jax.Array | None,
+    early_launch: bool = False,
+    interpret: bool,
+    config: Config | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """See `write_and_attend`. Grid: (J * tiles of the block's tokens, splits of all rows)."""
+    batch, block, width = qkv.shape
+    page_size, dim = kv_pages.shape[3:]
+    group = num_heads // num_kv_heads
+    max_rows = page_table.shape[1] * page_size
+    if config is None:
+        bits = jnp.finfo(qkv.dtype).bits
+        config = choose(batch, block, group, num_kv_heads, dim, max_rows, bits)
+    tokens, _ = tile = tile_of(block, group, config.tile_q)
+    run = functools.partial(
+        pl.pallas_call,
+        functools.partial(
+            _kernel,
+            num_heads=num_heads,
+            eps=eps,
+            causal=causal,
+            window=window,
+            scale=scale,
+            config=config,
+            tile=tile,
+            early_launch=early_launch,
+        ),
+        name="write_and_attend",
+        input_output_aliases={1: 1},
+        compiler_params=pltriton.CompilerParams(
+            num_warps=config.num_warps, num_stages=config.num_stages
+        ),
+        interpret=interpret,
+    )
+    out_shape = (
+        jax.ShapeDtypeStruct((batch, block, num_heads, dim), qkv.dtype),
+        jax.ShapeDtypeStruct(kv_pages.shape, kv_pages.dtype),
+    )
+    args = (
+        qkv.reshape(batch, block, width // dim, dim),
+        kv_pages,
+        kv_locs,
+        positions,
+        inv_freq,
+        page_table,
+        lens,
+        tuple(() if weight is None else (weight,) for weight in (q_norm, k_norm)),
+        () if layer is None else (layer,),
+        () if block_mask is None else (block_mask,),
+    )
+    token_tiles = num_kv_heads * -(-block // tokens)
+    if config.shares == 1:
+        out, kv_pages = run(grid=(token_tiles, batch), out_shape=out_shape)(*args, ())
+        return out, kv_pages
+    plan = make_plan(
+        lens,
+        block=block,
+        window=window,
+        tile=config.tile_kv,
+        reach=max_rows,
+        shares=config.shares,
+        block_apart=True,
+    )
+    num_programs = plan.programs.shape[0]
+    parts = (num_programs, num_kv_heads, block * group)
+    out, kv_pages, *partial = run(
+        grid=(token_tiles, num_programs),
+        out_shape=(
+            *out_shape,
+            jax.ShapeDtypeStruct((*parts, dim), jnp.float32),
+            jax.ShapeDtypeStruct(parts, jnp.float32),
+            jax.ShapeDtypeStruct(parts, jnp.float32),
+        ),
+    )(*args, (plan.programs,))
+    out = attention.merge(
+        out,
+        plan,
+        tuple(partial),
+        group=group,
+        config=config,
+        early_launch=early_launch,
+        interpret=interpret,
+    )
+    return out, kv_pages
+
+
+def _kernel(
+    qkv_ref,  # [B, N, H + 2 J, D]
+    _,  # kv_pages, read and written through the output
+    kv_locs_ref,  # i32[B, N]
+    positions_ref,  # i32[B, N]
+    inv_freq_ref,  # f32[D / 2]
+    page_table_ref,  # i32[B, M]
+    lens_ref,  # i32[B]
+    norm_refs,  # ((q_norm,) or (), (k_norm,) or ()), [D] each, or [L, D]
+    layer_refs,  # () or (i32[1],)
+    block_mask_refs,  # (u32[B, N, words],) or ()
+    plan_refs,  # (`Plan.programs`,), or () where each row is one program
+    out_ref,  # [B, N, H, D] of rows that are not split
+    kv_ref,  # [P, 2, J, G, D]
+    *partial_refs,  # of the others: f32 acc[S, J, R, D], m[S, J, R], total[S, J, R]
+    num_heads,
+    eps,
+    causal,
+    window,
+    scale,
+    config,
+    tile,
+    early_launch,
+):
+    _, block, _, dim = qkv_ref.shape
+    num_kv_heads, page_size = kv_ref.shape[2:4]
+    group = num_heads // num_kv_heads
+    tokens, heads = tile
+    tile_q, tile_kv = tokens * heads, config.tile_kv
+    token_tiles = -(-block // tokens)
+    first = program_id(0, early_launch)
+    j, token_tile = first // token_tiles, first % token_tiles
+    program = pl.program_id(1)
+    b, split, splits, length = share_of(program, plan_refs, lens_ref)
+    is_last = (split == splits - 1) & (splits > 0)
+    layer = [pltriton.load(ref.at[jnp.int32(0)]) for ref in layer_refs]
+    reach = page_table_ref.shape[1] * page_size
+
+    def prepared(halves, refs, sin, cos):
+        """Normed and rotated heads, [rows, D], in the pages' type, and their halves, f32."""
+        if refs:
+            halves = normalize(halves, lambda lane: refs[0].at[(*layer, lane)], eps)
+        halves = rotate(halves, sin, cos)
+        # Joined lane by lane, then put in their places: the dialect cannot concatenate.
+        low, high = (x.astype(kv_ref.dtype) for x in halves)
+        whole = jnp.stack([low, high], axis=-1).swapaxes(-1, -2)
+        return whole.reshape(-1, dim), halves
+
+    def turns_of(token):
+        """sin and cos of tokens, f32[tokens, D / 2]; of a block of one token [1, D / 2]."""
+        if block == 1:
+            return turns(pltriton.load(positions_ref.at[b, jnp.int32(0)]), inv_freq_ref)
+        position = pltriton.load(positions_ref.at[b, token], mask=token < block, other=0)
+        return turns(position, inv_freq_ref)
+
+    token = token_tile * tokens + jnp.arange(tokens, dtype=jnp.int32)
+    head = jnp.arange(heads, dtype=jnp.int32)
+    halves = load_halves(
+        lambda lane: qkv_ref.at[b, token[:, None, None], (j * group + head)[None, :, None], lane],
+        dim,
+        (token < block)[:, None] & (head < group)[None, :] & (splits > 0),
+    )
+    # The block's own KV is loaded here and looked at behind the tiles of the pages.
+    own = jnp.arange(MAX_BLOCK, dtype=jnp.int32)
+    is_own = (own < block) & is_last
+    own_k = load_halves(lambda lane: qkv_ref.at[b, own[:, None], num_heads + j, lane], dim, is_own)
+    lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
+    own_v_ref = qkv_ref.at[b, own[:, None], num_heads + num_kv_heads + j, lane]
+    own_v = pltriton.load(own_v_ref, mask=is_own[:, None], other=0.0)
+    # The interpreter's masked stores write back what is there: to where hardly anything is written.
+    nowhere = page_size - 1
+    own_loc = pltriton.load(kv_locs_ref.at[b, own], mask=is_own, other=nowhere)
+
+    sin, cos = turns_of(token)
+    q, _ = prepared(halves, norm_refs[0], sin[:, None], cos[:, None])
+
+    # Query rows, one a token and head: where they are, whether they are any.
+    row = jnp.arange(tile_q, dtype=jnp.int32)
+    i, head = token_tile * tokens + row // heads, row % heads
+    inside = (i < block) & (head < group)
+    q_position = length + i
+
+    # Tiles of the pages up to the block, one more for the block, and this program's share of them.
+    start = jnp.int32(0) if window is None else jnp.maximum(length - (window - 1), 0)
+    end = jnp.minimum(length, reach)
+    first_tile, end_tile = start // tile_kv, (end + (tile_kv - 1)) // tile_kv
+    units, parts = end_tile - first_tile + 1, jnp.maximum(splits, 1)
+    low = first_tile + split * units // parts
+    high = jnp.minimum(first_tile + (split + 1) * units // parts, end_tile)
+    high = jnp.where(splits > 0, high, low)
+    kv = Tiles(kv_ref, page_table_ref, b, j, tile_kv)
+
+    def step(t, carry, *, masked):
+        pages, *found = carry
+        position = kv.positions(t)
+        keep = (position >= start) & (position < end) if masked else None
+        k, v = kv.load(0, t, pages, keep), kv.load(1, t, pages, keep)
+        # A step ahead, so that no load of KV waits for the page's number first.
+        pages = kv.pages_of(t + 1)
+        visible = None
+        if masked:
+            visible = jnp.broadcast_to(keep[None, :], (tile_q, tile_kv))
+            if window is not None:
+                visible &= see_in_order(position, q_position, end, causal, window)
+        return pages, *fold(found, q, k, v, visible, scale)
+
+    carry = (kv.pages_of(low), *nothing_found(tile_q, dim))
+    if window is None:
+        whole = jnp.clip(end // tile_kv, low, jnp.maximum(low, high))
+        carry = jax.lax.fori_loop(low, whole, functools.partial(step, masked=False), carry)
+        low = whole
+    _, *found = jax.lax.fori_loop(low, high, functools.partial(step, masked=True), carry)
+
+    def with_own(*found):
+        """Takes the block's own tile in, and writes it."""
+        turned = (sin, cos) if block == 1 or tokens == MAX_BLOCK else turns_of(own)
+        k, k_halves = prepared(own_k, norm_refs[1], *turned)
+        page, offset = (own_loc // page_size)[:, None], (own_loc % page_size)[:, None]
+        writes = is_own & (token_tile == 0)
+        store_halves(lambda lane: kv_ref.at[page, 0, j, offset, lane], k_halves, writes)
+        pltriton.store(kv_ref.at[page, 1, j, offset, lane], own_v, mask=writes[:, None])
+        position = length + own
+        within = ((own < block) & (position < reach))[None, :]
+        if block_mask_refs:
+            visible = see_by_mask(own, block_mask_refs[0], b, i, inside)
+        else:
+            visible = see_in_order(position, q_position, length + block, causal, window)
+        # A token that an earlier query must not see may be NaN.
+        sound = jnp.abs(own_v.astype(jnp.float32)) < jnp.inf
+        v = jnp.where(sound, own_v, jnp.zeros_like(own_v))
+        return fold(found, q, k, v, within & visible, scale)
+
+    if plan_refs:
+        found = jax.lax.cond(is_last, with_own, lambda *found: found, *found)
+    else:
+        found = with_own(*found)
+    out_at = out_ref.at[b, i[:, None], (j * group + head)[:, None], lane]
+    put(found, splits, out_at, partial_refs, (program, j, i * group + head), inside)
