@@ -153,6 +153,7 @@ class Kernels:
     accept_tree: str = "xla"
     paged_attention: str = "xla"
     kv_write: str = "xla"
+    write_and_attend: str = "xla"  # "xla": `kv_write` and `paged_attention`, a launch each
     kv_write_context: str = "xla"
     kv_move: str = "xla"
     few_row_gemm: str = "xla"

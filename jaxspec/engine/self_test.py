@@ -21,6 +21,8 @@ from kernels_pallas.kv_write import cases as kv_write_cases
 from kernels_pallas.kv_write_context import cases as kv_write_context_cases
 from kernels_pallas.paged_attention import cases as attention_cases
 from kernels_pallas.resolve_prepare import cases as resolve_cases
+from kernels_pallas.write_and_attend import cases as write_and_attend_cases
+from kernels_pallas.write_and_attend import serves
 
 
 def self_test_kernels(geometry: Geometry, model: ModelConfig, plan: DrafterPlan) -> None:
@@ -129,6 +131,19 @@ def self_test_cases(
                 ),
             )
         )
+    if serves(block, geometry.kernels.write_and_attend):
+        # In both ways of attending: a drafter's layers have other heads, and see the whole block.
+        base = write_and_attend_cases.Case(
+            "verify, in use",
+            (1, page, min(longest, 700)),
+            block,
+            columns=columns,
+            norm=model.qk_norm,
+        )._replace(**heads)
+        cases.append(("write_and_attend", base._replace(tree=is_tree)))
+        if "paged_attention" in drafter:
+            draft = base._replace(name="draft, in use", causal=False, **drafter["paged_attention"])
+            cases.append(("write_and_attend", draft))
     return cases
 
 

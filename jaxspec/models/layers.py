@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import flax.struct
 import jax
@@ -23,6 +23,7 @@ from kernels_pallas.add_rms_norm import add_rms_norm
 from kernels_pallas.few_row_gemm import few_row_gemm, parts_for
 from kernels_pallas.kv_write import kv_write
 from kernels_pallas.paged_attention import paged_attention
+from kernels_pallas.write_and_attend import serves, write_and_attend
 
 
 @flax.struct.dataclass
@@ -274,42 +275,52 @@ def attention(
         What is added to the residual stream, [B, N, E] or in parts f32[S, B, N, E], and the pages.
     """
     with jax.named_scope("attention"):
-        q, kv_pages = kv_write(
-            # A bias is added by a fusion of XLA's, which must not be launched early.
-            linear(
-                x,
-                layer.qkv,
-                layer.qkv_bias,
-                kernels=kernels,
-                early_launch=early_launch and layer.qkv_bias is None,
-            ),
-            kv_pages,
-            block.kv_locs,
-            block.positions,
-            inv_freq,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            layer=index,
-            eps=spec.rms_norm_eps,
-            early_launch=early_launch,
-            implementation=kernels.kv_write,
+        # A bias is added by a fusion of XLA's, which must not be launched early.
+        qkv = linear(
+            x,
+            layer.qkv,
+            layer.qkv_bias,
+            kernels=kernels,
+            early_launch=early_launch and layer.qkv_bias is None,
         )
-        num_others = 0 if block.mask is None else block.mask.shape[1] - q.shape[1]
-        if num_others:  # the mask counts rows before the block's own, which ask for nothing
-            q = jnp.pad(q, ((0, 0), (num_others, 0), (0, 0), (0, 0)))
-        attended = paged_attention(
-            q,
-            kv_pages,
-            block.page_table,
-            block.lens,
-            causal=spec.causal,
-            window=spec.window,
-            block_mask=block.mask,
-            early_launch=early_launch,
-            implementation=kernels.paged_attention,
-        )[:, num_others:]
+        writing: dict[str, Any] = {
+            "num_heads": spec.num_heads,
+            "num_kv_heads": spec.num_kv_heads,
+            "q_norm": q_norm,
+            "k_norm": k_norm,
+            "layer": index,
+            "eps": spec.rms_norm_eps,
+            "early_launch": early_launch,
+        }
+        where = (kv_pages, block.kv_locs, block.positions, inv_freq)
+        num_others = 0 if block.mask is None else block.mask.shape[1] - x.shape[1]
+        if block.rows_apart and not num_others and serves(x.shape[1], kernels.write_and_attend):
+            attended, kv_pages = write_and_attend(
+                qkv,
+                *where,
+                block.page_table,
+                block.lens,
+                causal=spec.causal,
+                window=spec.window,
+                block_mask=block.mask,
+                implementation=kernels.write_and_attend,
+                **writing,
+            )
+        else:
+            q, kv_pages = kv_write(qkv, *where, implementation=kernels.kv_write, **writing)
+            if num_others:  # the mask counts rows before the block's own, which ask for nothing
+                q = jnp.pad(q, ((0, 0), (num_others, 0), (0, 0), (0, 0)))
+            attended = paged_attention(
+                q,
+                kv_pages,
+                block.page_table,
+                block.lens,
+                causal=spec.causal,
+                window=spec.window,
+                block_mask=block.mask,
+                early_launch=early_launch,
+                implementation=kernels.paged_attention,
+            )[:, num_others:]
         out = linear(
             attended.reshape(*x.shape[:-1], -1),
             layer.o,

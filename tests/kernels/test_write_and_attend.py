@@ -3,13 +3,12 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kernels_pallas import testing
 from kernels_pallas.kv_write import kv_write
-from kernels_pallas.write_and_attend import cases, serves, triton, write_and_attend
+from kernels_pallas.write_and_attend import cases, write_and_attend
 from tests.kernels import attention_oracle, jitting, kv_oracle
 
 jitted = functools.cache(functools.partial(jitting.jit, write_and_attend))
