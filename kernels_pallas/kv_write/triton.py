@@ -113,11 +113,11 @@ def _kernel(
     x = halves
     for refs, of_these in zip(norm_refs, (is_q, ~is_q), strict=True):
         if refs:
-            normed = normalize(halves, lambda lane, ref=refs[0]: ref.at[(*layer, lane)], eps)
+            normed = normalize(halves, load_weights(refs[0], layer), eps)
             x = tuple(
                 jnp.where(of_these[:, None], new, old) for new, old in zip(normed, x, strict=True)
             )
-    x = rotate(x, *turns(pltriton.load(positions_ref.at[token]), inv_freq_ref))
+    x = rotate(x, *turns(pltriton.load(positions_ref.at[token]), load_lanes(inv_freq_ref)))
     x = tuple(jnp.where(is_v[:, None], old, new) for new, old in zip(x, halves, strict=True))
     store_halves(lambda lane: q_ref.at[token, head[:, None], lane], x, is_q)
     loc = pltriton.load(kv_locs_ref.at[token])
@@ -158,22 +158,32 @@ def _lanes(num_axes, half):
     return lane.reshape((1,) * num_axes + lane.shape)
 
 
-def normalize(halves, weight_at, eps):
-    """RMSNorm of each row; `weight_at(lane)` points to the weight, [D]."""
-    half, ndim = halves[0].shape[-1], halves[0].ndim
-    squares = sum(jnp.sum(x * x, axis=-1, keepdims=True) for x in halves)
-    factor = jax.lax.rsqrt(squares / (2 * half) + eps)
-    lane = jnp.arange(half, dtype=jnp.int32)
-    weights = tuple(
-        jnp.expand_dims(pltriton.load(weight_at(lane + first)).astype(jnp.float32), range(ndim - 1))
-        for first in (0, half)
+def load_lanes(ref):
+    """All of a row."""
+    return pltriton.load(ref.at[jnp.arange(ref.shape[0], dtype=jnp.int32)])
+
+
+def load_weights(ref, layer):
+    """The two halves, f32[D / 2], of a norm's weight; layer: (), or (which row of [L, D],)."""
+    lane = jnp.arange(ref.shape[-1] // 2, dtype=jnp.int32)
+    return tuple(
+        pltriton.load(ref.at[(*layer, lane + first)]).astype(jnp.float32)
+        for first in (0, ref.shape[-1] // 2)
     )
-    return tuple(x * factor * weight for x, weight in zip(halves, weights, strict=True))
 
 
-def turns(position, inv_freq_ref):
+def normalize(halves, weights, eps):
+    """RMSNorm of each row; weights: the halves of its weight."""
+    squares = sum(jnp.sum(x * x, axis=-1, keepdims=True) for x in halves)
+    factor = jax.lax.rsqrt(squares / (2 * halves[0].shape[-1]) + eps)
+    return tuple(
+        x * factor * jnp.expand_dims(weight, range(x.ndim - 1))
+        for x, weight in zip(halves, weights, strict=True)
+    )
+
+
+def turns(position, inv_freq):
     """sin and cos of position * inv_freq, f32[..., D / 2]; of a single position [1, D / 2]."""
-    inv_freq = pltriton.load(inv_freq_ref.at[jnp.arange(inv_freq_ref.shape[0], dtype=jnp.int32)])
     if not position.ndim:
         sin, cos = sin_cos(position.astype(jnp.float32) * inv_freq)
         return sin[None, :], cos[None, :]

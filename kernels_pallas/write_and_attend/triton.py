@@ -18,7 +18,15 @@ from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch, limits
 from kernels_pallas.early_launch import program_id
-from kernels_pallas.kv_write.triton import load_halves, normalize, rotate, store_halves, turns
+from kernels_pallas.kv_write.triton import (
+    load_halves,
+    load_lanes,
+    load_weights,
+    normalize,
+    rotate,
+    store_halves,
+    turns,
+)
 from kernels_pallas.paged_attention import triton as attention
 from kernels_pallas.paged_attention.plan import make_plan
 from kernels_pallas.paged_attention.triton import (
@@ -199,54 +207,13 @@ def _kernel(
     first = program_id(0, early_launch)
     j, token_tile = first // token_tiles, first % token_tiles
     program = pl.program_id(1)
-    b, split, splits, length = share_of(program, plan_refs, lens_ref)
-    is_last = (split == splits - 1) & (splits > 0)
-    layer = [pltriton.load(ref.at[jnp.int32(0)]) for ref in layer_refs]
     reach = page_table_ref.shape[1] * page_size
 
-    def prepared(halves, refs, sin, cos):
-        """Normed and rotated heads, [rows, D], in the pages' type, and their halves, f32."""
-        if refs:
-            halves = normalize(halves, lambda lane: refs[0].at[(*layer, lane)], eps)
-        halves = rotate(halves, sin, cos)
-        # Joined lane by lane, then put in their places: the dialect cannot concatenate.
-        low, high = (x.astype(kv_ref.dtype) for x in halves)
-        whole = jnp.stack([low, high], axis=-1).swapaxes(-1, -2)
-        return whole.reshape(-1, dim), halves
-
-    def turns_of(token):
-        """sin and cos of tokens, f32[tokens, D / 2]; of a block of one token [1, D / 2]."""
-        if block == 1:
-            return turns(pltriton.load(positions_ref.at[b, jnp.int32(0)]), inv_freq_ref)
-        position = pltriton.load(positions_ref.at[b, token], mask=token < block, other=0)
-        return turns(position, inv_freq_ref)
-
-    token = token_tile * tokens + jnp.arange(tokens, dtype=jnp.int32)
-    head = jnp.arange(heads, dtype=jnp.int32)
-    halves = load_halves(
-        lambda lane: qkv_ref.at[b, token[:, None, None], (j * group + head)[None, :, None], lane],
-        dim,
-        (token < block)[:, None] & (head < group)[None, :] & (splits > 0),
-    )
-    # The block's own KV is loaded here and looked at behind the tiles of the pages.
-    own = jnp.arange(MAX_BLOCK, dtype=jnp.int32)
-    is_own = (own < block) & is_last
-    own_k = load_halves(lambda lane: qkv_ref.at[b, own[:, None], num_heads + j, lane], dim, is_own)
-    lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
-    own_v_ref = qkv_ref.at[b, own[:, None], num_heads + num_kv_heads + j, lane]
-    own_v = pltriton.load(own_v_ref, mask=is_own[:, None], other=0.0)
-    # The interpreter's masked stores write back what is there: to where hardly anything is written.
-    nowhere = page_size - 1
-    own_loc = pltriton.load(kv_locs_ref.at[b, own], mask=is_own, other=nowhere)
-
-    sin, cos = turns_of(token)
-    q, _ = prepared(halves, norm_refs[0], sin[:, None], cos[:, None])
-
-    # Query rows, one a token and head: where they are, whether they are any.
-    row = jnp.arange(tile_q, dtype=jnp.int32)
-    i, head = token_tile * tokens + row // heads, row % heads
-    inside = (i < block) & (head < group)
-    q_position = length + i
+    # Loads keep their order, and each first use waits: so all of them come before any use that can.
+    layer = [pltriton.load(ref.at[jnp.int32(0)]) for ref in layer_refs]
+    inv_freq = load_lanes(inv_freq_ref)
+    b, split, splits, length = share_of(program, plan_refs, lens_ref)
+    is_last = (split == splits - 1) & (splits > 0)
 
     # Tiles of the pages up to the block, one more for the block, and this program's share of them.
     start = jnp.int32(0) if window is None else jnp.maximum(length - (window - 1), 0)
@@ -257,6 +224,50 @@ def _kernel(
     high = jnp.minimum(first_tile + (split + 1) * units // parts, end_tile)
     high = jnp.where(splits > 0, high, low)
     kv = Tiles(kv_ref, page_table_ref, b, j, tile_kv)
+    pages = kv.pages_of(low)
+
+    token = token_tile * tokens + jnp.arange(tokens, dtype=jnp.int32)
+    head = jnp.arange(heads, dtype=jnp.int32)
+    halves = load_halves(
+        lambda lane: qkv_ref.at[b, token[:, None, None], (j * group + head)[None, :, None], lane],
+        dim,
+        (token < block)[:, None] & (head < group)[None, :] & (splits > 0),
+    )
+    # The block's own tile is looked at behind those of the pages.
+    own = jnp.arange(MAX_BLOCK, dtype=jnp.int32)
+    is_own = (own < block) & is_last
+    own_k = load_halves(lambda lane: qkv_ref.at[b, own[:, None], num_heads + j, lane], dim, is_own)
+    lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
+    own_v_ref = qkv_ref.at[b, own[:, None], num_heads + num_kv_heads + j, lane]
+    own_v = pltriton.load(own_v_ref, mask=is_own[:, None], other=0.0)
+    # The interpreter's masked stores write back what is there: to where hardly anything is written.
+    nowhere = page_size - 1
+    own_loc = pltriton.load(kv_locs_ref.at[b, own], mask=is_own, other=nowhere)
+    weights = [load_weights(refs[0], layer) if refs else None for refs in norm_refs]
+    if block == 1:  # [1, D / 2] of angles serve all
+        position = own_position = pltriton.load(positions_ref.at[b, jnp.int32(0)])
+    else:
+        position, own_position = (
+            pltriton.load(positions_ref.at[b, t], mask=t < block, other=0) for t in (token, own)
+        )
+
+    def prepared(halves, weights, sin, cos):
+        """Normed and rotated heads, [rows, D], in the pages' type, and their halves, f32."""
+        if weights is not None:
+            halves = normalize(halves, weights, eps)
+        halves = rotate(halves, sin, cos)
+        # Joined lane by lane, then put in their places: the dialect cannot concatenate.
+        whole = jnp.stack([x.astype(kv_ref.dtype) for x in halves], axis=-1).swapaxes(-1, -2)
+        return whole.reshape(-1, dim), halves
+
+    sin, cos = turns(position, inv_freq)
+    q, _ = prepared(halves, weights[0], sin[:, None], cos[:, None])
+
+    # Query rows, one a token and head: where they are, whether they are any.
+    row = jnp.arange(tile_q, dtype=jnp.int32)
+    i, head = token_tile * tokens + row // heads, row % heads
+    inside = (i < block) & (head < group)
+    q_position = length + i
 
     def step(t, carry, *, masked):
         pages, *found = carry
@@ -272,7 +283,7 @@ def _kernel(
                 visible &= see_in_order(position, q_position, end, causal, window)
         return pages, *fold(found, q, k, v, visible, scale)
 
-    carry = (kv.pages_of(low), *nothing_found(tile_q, dim))
+    carry = (pages, *nothing_found(tile_q, dim))
     if window is None:
         whole = jnp.clip(end // tile_kv, low, jnp.maximum(low, high))
         carry = jax.lax.fori_loop(low, whole, functools.partial(step, masked=False), carry)
@@ -281,8 +292,9 @@ def _kernel(
 
     def with_own(*found):
         """Takes the block's own tile in, and writes it."""
-        turned = (sin, cos) if block == 1 or tokens == MAX_BLOCK else turns_of(own)
-        k, k_halves = prepared(own_k, norm_refs[1], *turned)
+        same = block == 1 or tokens == MAX_BLOCK
+        turned = (sin, cos) if same else turns(own_position, inv_freq)
+        k, k_halves = prepared(own_k, weights[1], *turned)
         page, offset = (own_loc // page_size)[:, None], (own_loc % page_size)[:, None]
         writes = is_own & (token_tile == 0)
         store_halves(lambda lane: kv_ref.at[page, 0, j, offset, lane], k_halves, writes)
