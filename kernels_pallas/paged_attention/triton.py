@@ -142,7 +142,8 @@ def paged_attention(
         plan,
         tuple(partial),
         group=group,
-        config=config,
+        shares=config.shares,
+        most_rows=config.tile_merge,
         early_launch=early_launch,
         interpret=interpret,
     )
@@ -154,7 +155,8 @@ def merge(
     partial: tuple[jax.Array, ...],
     *,
     group: int,
-    config: Config,
+    shares: int,
+    most_rows: int,
     early_launch: bool,
     interpret: bool,
 ) -> jax.Array:
@@ -163,17 +165,15 @@ def merge(
     partial: f32 acc[S, J, R, D], m[S, J, R] in units of log2, total[S, J, R]; R is N * H // J.
     """
     _, kv_heads, rows, dim = partial[0].shape
-    tile = min(pl.next_power_of_2(rows), config.tile_merge)
+    tile = min(pl.next_power_of_2(rows), most_rows)
     return pl.pallas_call(
-        functools.partial(
-            _merge, tile=tile, group=group, shares=config.shares, early_launch=early_launch
-        ),
+        functools.partial(_merge, tile=tile, group=group, shares=shares, early_launch=early_launch),
         name="paged_attention_merge",
         grid=(-(-rows // tile), kv_heads, plan.split_rows.shape[0]),
         out_shape=jax.ShapeDtypeStruct(out.shape, out.dtype),
         input_output_aliases={0: 0},
         compiler_params=pltriton.CompilerParams(
-            num_warps=max(1, min(8, pl.next_power_of_2(config.shares) * tile * dim // 1024)),
+            num_warps=max(1, min(8, pl.next_power_of_2(shares) * tile * dim // 1024)),
             num_stages=1,
         ),
         interpret=interpret,
@@ -387,30 +387,35 @@ def _merge(
     early_launch,
 ):
     """Adds up what the splits of a row found. Grid: (tiles of query rows, J, split rows)."""
-    rows, dim = acc_ref.shape[2:]
     j, place = pl.program_id(1), pl.program_id(2)
     at = [split_rows_ref.at[place, jnp.int32(column)] for column in range(3)]
     b, first, splits = (pltriton.load(ref) for ref in at)
     row = program_id(0, early_launch) * tile + jnp.arange(tile, dtype=jnp.int32)
-    lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
-    inside = row < rows
-
-    split = jnp.arange(pl.next_power_of_2(shares), dtype=jnp.int32)
 
     @pl.when(splits > 1)
     def _add_up():
-        keep = inside[None, :] & (split < splits)[:, None]
-        at = ((first + split)[:, None], j, row[None, :])
-        m = pltriton.load(m_ref.at[at], mask=keep, other=_MASKED)
-        total = pltriton.load(total_ref.at[at], mask=keep, other=0.0)
-        at = ((first + split)[:, None, None], j, row[None, :, None], lane[None])
-        acc = pltriton.load(acc_ref.at[at], mask=keep[:, :, None], other=0.0)
-        weight = jnp.exp2(m - jnp.max(m, axis=0, keepdims=True))
-        total = jnp.sum(weight * total, axis=0)
-        acc = jnp.sum(weight[:, :, None] * acc, axis=0)
-        out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
-        at = (b, (row // group)[:, None], (j * group + row % group)[:, None], lane)
-        pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside[:, None])
+        add_up((acc_ref, m_ref, total_ref), out_ref, b, j, row, first, splits, group, shares)
+
+
+def add_up(partial_refs, out_ref, b, j, row, first, splits, group, shares):
+    """Makes some query rows, i32[tile], of row b and KV head j from what its splits found."""
+    acc_ref, m_ref, total_ref = partial_refs
+    rows, dim = acc_ref.shape[2:]
+    inside = row < rows
+    lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
+    split = jnp.arange(pl.next_power_of_2(shares), dtype=jnp.int32)
+    keep = inside[None, :] & (split < splits)[:, None]
+    at = ((first + split)[:, None], j, row[None, :])
+    m = pltriton.load(m_ref.at[at], mask=keep, other=_MASKED)
+    total = pltriton.load(total_ref.at[at], mask=keep, other=0.0)
+    at = ((first + split)[:, None, None], j, row[None, :, None], lane[None])
+    acc = pltriton.load(acc_ref.at[at], mask=keep[:, :, None], other=0.0)
+    weight = jnp.exp2(m - jnp.max(m, axis=0, keepdims=True))
+    total = jnp.sum(weight * total, axis=0)
+    acc = jnp.sum(weight[:, :, None] * acc, axis=0)
+    out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
+    at = (b, (row // group)[:, None], (j * group + row % group)[:, None], lane)
+    pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside[:, None])
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,8 @@ from kernels_pallas.kv_write.triton import (
 from kernels_pallas.paged_attention import triton as attention
 from kernels_pallas.paged_attention.plan import make_plan
 from kernels_pallas.paged_attention.triton import (
-    Config,
     Tiles,
+    add_up,
     fold,
     nothing_found,
     put,
@@ -40,7 +40,20 @@ from kernels_pallas.paged_attention.triton import (
     share_of,
 )
 
+_MOST_ADDED_UP = 8192  # f32 numbers, that one program adds up: half the registers
 MAX_BLOCK = 16  # rows of the block's own tile, the least that the tensor cores take
+
+
+class Config(NamedTuple):
+    """Static choices of a launch; `choose` sets them, a sweep may try others."""
+
+    tile_q: int  # as of `paged_attention`
+    tile_kv: int
+    shares: int
+    num_warps: int
+    num_stages: int
+    # Query rows of one program of a merge; None: the last split of a row to end adds all up.
+    tile_merge: int | None = 8
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -55,9 +68,10 @@ def choose(
     tokens, heads = tile_of(block, group)
     tile_q, tile_kv = tokens * heads, 64 if bits <= 16 else 32
     programs = kv_heads * -(-block // tokens)
-    # The block's own tile is one more.
-    shares = max(1, min(132 // programs + 1, batch * (-(-max_rows // tile_kv) + 1), 32))
+    shares = max(1, min(132 // programs, batch * (-(-max_rows // tile_kv) + 1), 32))
     tile_merge = 2 if batch * kv_heads * block * group <= 1024 else 8
+    if shares * pl.next_power_of_2(block * group) * dim <= _MOST_ADDED_UP:
+        tile_merge = None
     row_bytes = dim * bits // 8
     stages = limits.num_stages(3, 2 * tile_kv * row_bytes, (tile_q + 2 * MAX_BLOCK) * row_bytes)
     return Config(tile_q, tile_kv, shares, num_warps=4, num_stages=stages, tile_merge=tile_merge)
@@ -102,8 +116,25 @@ def write_and_attend(
         bits = jnp.finfo(qkv.dtype).bits
         config = choose(batch, block, group, num_kv_heads, dim, max_rows, bits)
     tokens, _ = tile = tile_of(block, group, config.tile_q)
-    run = functools.partial(
-        pl.pallas_call,
+    token_tiles = -(-block // tokens)
+    is_split, adds_up = config.shares > 1, config.shares > 1 and config.tile_merge is None
+    assert token_tiles == 1 or not adds_up, "one program adds up all queries of a row"
+    plan = make_plan(
+        lens,
+        block=block,
+        window=window,
+        tile=config.tile_kv,
+        reach=max_rows,
+        shares=config.shares,
+        block_apart=True,
+    )
+    parts = (plan.programs.shape[0], num_kv_heads, block * group)
+    partial = [
+        jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*parts, dim), parts, parts)
+    ] * is_split
+    # How many splits of a row and head have ended; XLA clears those of all layers in one launch.
+    counts = [jnp.zeros((batch, num_kv_heads), jnp.int32)] * adds_up
+    out, kv_pages, *partial = pl.pallas_call(
         functools.partial(
             _kernel,
             num_heads=num_heads,
@@ -114,21 +145,25 @@ def write_and_attend(
             config=config,
             tile=tile,
             early_launch=early_launch,
+            interpret=interpret,
         ),
         name="write_and_attend",
-        input_output_aliases={1: 1},
+        grid=(num_kv_heads * token_tiles, parts[0] if is_split else batch),
+        out_shape=(
+            jax.ShapeDtypeStruct((batch, block, num_heads, dim), qkv.dtype),
+            jax.ShapeDtypeStruct(kv_pages.shape, kv_pages.dtype),
+            *partial,
+            *(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in counts),
+        ),
+        input_output_aliases={1: 1, 2: 5} if adds_up else {1: 1},
         compiler_params=pltriton.CompilerParams(
             num_warps=config.num_warps, num_stages=config.num_stages
         ),
         interpret=interpret,
-    )
-    out_shape = (
-        jax.ShapeDtypeStruct((batch, block, num_heads, dim), qkv.dtype),
-        jax.ShapeDtypeStruct(kv_pages.shape, kv_pages.dtype),
-    )
-    args = (
+    )(
         qkv.reshape(batch, block, width // dim, dim),
         kv_pages,
+        counts,
         kv_locs,
         positions,
         inv_freq,
@@ -137,46 +172,26 @@ def write_and_attend(
         tuple(() if weight is None else (weight,) for weight in (q_norm, k_norm)),
         () if layer is None else (layer,),
         () if block_mask is None else (block_mask,),
+        (plan.programs,) if is_split else (),
     )
-    token_tiles = num_kv_heads * -(-block // tokens)
-    if config.shares == 1:
-        out, kv_pages = run(grid=(token_tiles, batch), out_shape=out_shape)(*args, ())
-        return out, kv_pages
-    plan = make_plan(
-        lens,
-        block=block,
-        window=window,
-        tile=config.tile_kv,
-        reach=max_rows,
-        shares=config.shares,
-        block_apart=True,
-    )
-    num_programs = plan.programs.shape[0]
-    parts = (num_programs, num_kv_heads, block * group)
-    out, kv_pages, *partial = run(
-        grid=(token_tiles, num_programs),
-        out_shape=(
-            *out_shape,
-            jax.ShapeDtypeStruct((*parts, dim), jnp.float32),
-            jax.ShapeDtypeStruct(parts, jnp.float32),
-            jax.ShapeDtypeStruct(parts, jnp.float32),
-        ),
-    )(*args, (plan.programs,))
-    out = attention.merge(
-        out,
-        plan,
-        tuple(partial),
-        group=group,
-        config=config,
-        early_launch=early_launch,
-        interpret=interpret,
-    )
+    if is_split and not adds_up:
+        out = attention.merge(
+            out,
+            plan,
+            tuple(partial),
+            group=group,
+            shares=config.shares,
+            most_rows=config.tile_merge,
+            early_launch=early_launch,
+            interpret=interpret,
+        )
     return out, kv_pages
 
 
 def _kernel(
     qkv_ref,  # [B, N, H + 2 J, D]
-    _,  # kv_pages, read and written through the output
+    _kv_pages,  # read and written through the output
+    _counts,  # likewise
     kv_locs_ref,  # i32[B, N]
     positions_ref,  # i32[B, N]
     inv_freq_ref,  # f32[D / 2]
@@ -188,7 +203,7 @@ def _kernel(
     plan_refs,  # (`Plan.programs`,), or () where each row is one program
     out_ref,  # [B, N, H, D] of rows that are not split
     kv_ref,  # [P, 2, J, G, D]
-    *partial_refs,  # of the others: f32 acc[S, J, R, D], m[S, J, R], total[S, J, R]
+    *partial_refs,  # of the others: f32 acc[S, J, R, D], m[S, J, R], total[S, J, R], i32[B, J]
     num_heads,
     eps,
     causal,
@@ -197,7 +212,9 @@ def _kernel(
     config,
     tile,
     early_launch,
+    interpret,
 ):
+    partial_refs, counts_refs = partial_refs[:3], partial_refs[3:]
     _, block, _, dim = qkv_ref.shape
     num_kv_heads, page_size = kv_ref.shape[2:4]
     group = num_heads // num_kv_heads
@@ -316,3 +333,17 @@ def _kernel(
         found = with_own(*found)
     out_at = out_ref.at[b, i[:, None], (j * group + head)[:, None], lane]
     put(found, splits, out_at, partial_refs, (program, j, i * group + head), inside)
+
+    if counts_refs:
+
+        @pl.when(splits > 1)
+        def _count():
+            if not interpret:
+                pltriton.debug_barrier()  # what all threads found is there before one says so
+            ended = pltriton.atomic_add(counts_refs[0], (b, j), jnp.int32(1))
+
+            @pl.when(ended == splits - 1)
+            def _add_up():
+                rows = jnp.arange(pl.next_power_of_2(block * group), dtype=jnp.int32)
+                of_row = (b, j, rows, program - split, splits)
+                add_up(partial_refs, out_ref, *of_row, group, config.shares)
