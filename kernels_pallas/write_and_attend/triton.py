@@ -132,8 +132,9 @@ def write_and_attend(
     partial = [
         jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*parts, dim), parts, parts)
     ] * is_split
-    # How many splits of a row and head have ended; XLA clears those of all layers in one launch.
-    counts = [jnp.zeros((batch, num_kv_heads), jnp.int32)] * adds_up
+    # How many splits of a row and head have ended. XLA clears those of all layers in one launch,
+    # unless zeros of the same type and shape are made elsewhere: then it copies them for each.
+    counts = [jnp.zeros((batch, num_kv_heads), jnp.uint32)] * adds_up
     out, kv_pages, *partial = pl.pallas_call(
         functools.partial(
             _kernel,
@@ -203,7 +204,7 @@ def _kernel(
     plan_refs,  # (`Plan.programs`,), or () where each row is one program
     out_ref,  # [B, N, H, D] of rows that are not split
     kv_ref,  # [P, 2, J, G, D]
-    *partial_refs,  # of the others: f32 acc[S, J, R, D], m[S, J, R], total[S, J, R], i32[B, J]
+    *partial_refs,  # of the others: f32 acc[S, J, R, D], m[S, J, R], total[S, J, R], u32[B, J]
     num_heads,
     eps,
     causal,
@@ -340,9 +341,9 @@ def _kernel(
         def _count():
             if not interpret:
                 pltriton.debug_barrier()  # what all threads found is there before one says so
-            ended = pltriton.atomic_add(counts_refs[0], (b, j), jnp.int32(1))
+            ended = pltriton.atomic_add(counts_refs[0], (b, j), jnp.uint32(1))
 
-            @pl.when(ended == splits - 1)
+            @pl.when(ended.astype(jnp.int32) == splits - 1)
             def _add_up():
                 rows = jnp.arange(pl.next_power_of_2(block * group), dtype=jnp.int32)
                 of_row = (b, j, rows, program - split, splits)
