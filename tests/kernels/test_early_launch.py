@@ -19,6 +19,7 @@ from kernels_pallas.dispatch import Device
 
 TRIGGER = "griddepcontrol.launch_dependents"
 EARLY = Kernels(**{op: "triton" for op in early_launch.CHAIN}, early_launch=True)
+MERGED = dataclasses.replace(EARLY, write_and_attend="triton")
 
 
 def lowered(op, **static):
@@ -28,7 +29,7 @@ def lowered(op, **static):
     return testing.lower_for_cuda(run, *args)
 
 
-@pytest.mark.parametrize("op", early_launch.CHAIN)
+@pytest.mark.parametrize("op", (*early_launch.CHAIN, "write_and_attend"))
 def test_each_kernel_of_a_layer_can_and_need_not(op):
     assert TRIGGER in lowered(op, early_launch=True)
     assert TRIGGER not in lowered(op)
@@ -46,7 +47,7 @@ def test_it_needs_hopper(device, reason):
     assert early_launch.refuses(device) == reason
 
 
-def forward_of(feature_layers, *, kernels=EARLY, dtype="bfloat16", tokens=3):
+def forward_of(feature_layers, *, kernels=EARLY, dtype="bfloat16", tokens=3, apart=True):
     """The tiny model's forward over one block, and its arguments."""
     config = SHAPES["tiny"].target
     target = build_target(
@@ -63,6 +64,7 @@ def forward_of(feature_layers, *, kernels=EARLY, dtype="bfloat16", tokens=3):
         kv_locs=positions + 16,
         page_table=jnp.ones((1, 2), jnp.int32),
         lens=jnp.zeros((1,), jnp.int32),
+        rows_apart=apart,
     )
     params = random_target(config, dtype)
     return target.forward, (params, target.init_kv(3), block)
@@ -90,14 +92,25 @@ def test_nothing_is_early_where_xla_multiplies():
     assert num_triggers((), kernels=late) == 0
 
 
+@pytest.mark.nightly
+def test_attention_that_writes_takes_the_place_of_two_kernels_where_rows_are_apart():
+    two_layers = num_triggers(())
+    assert num_triggers((), kernels=MERGED) == two_layers - 2
+    # Tiles of one prompt read what the tile before them writes; and long blocks are not served.
+    assert num_triggers((), kernels=MERGED, apart=False) == two_layers
+    assert num_triggers((), kernels=MERGED, tokens=17) == num_triggers((), tokens=17)
+
+
 @pytest.mark.gpu
-def test_early_kernels_compute_what_late_ones_do():
+@pytest.mark.parametrize("kernels", [EARLY, MERGED])
+def test_early_kernels_compute_what_late_ones_do(kernels):
     refusal = early_launch.refuses(Device.current())
     if refusal is not None:
         pytest.skip(f"lacks a GPU that launches early: {refusal}")
     results = []
-    for kernels in (EARLY, dataclasses.replace(EARLY, early_launch=False)):
-        forward, args = forward_of((0, 1), kernels=kernels)
+    late = dataclasses.replace(kernels, early_launch=False)
+    for each in (kernels, late):
+        forward, args = forward_of((0, 1), kernels=each)
         out = jax.jit(forward)(*args)
         results.append([np.asarray(x, np.float32) for x in (out.hidden, out.features, *out.kv)])
     for early, late in zip(*results, strict=True):
