@@ -16,7 +16,7 @@ jitted = functools.cache(functools.partial(jitting.jit, write_and_attend))
 jitted_kv_write = functools.cache(functools.partial(jitting.jit, kv_write))
 ARRAYS = ("q_norm", "k_norm", "layer", "block_mask")
 OF_ATTENTION = ("causal", "window", "block_mask")
-QUICK = ("block of 5, to and past the table's end", "block of 16, bfloat16")
+QUICK = ("block of 16, bfloat16",)
 
 
 def run(args, implementation, **static):
@@ -72,6 +72,7 @@ def small(**changes):
     return [np.array(each) for each in args], static
 
 
+@pytest.mark.nightly
 def test_a_token_of_nan_reaches_those_that_see_it_and_its_row_of_the_pages():
     (qkv, *rest), static = small()
     clean, clean_pages = run((qkv, *rest), "triton_interpret", **static)
@@ -87,6 +88,7 @@ def test_a_token_of_nan_reaches_those_that_see_it_and_its_row_of_the_pages():
     np.testing.assert_array_equal(pages[1:], clean_pages[1:])
 
 
+@pytest.mark.nightly
 def test_padding_rows_that_collide_in_page_0_harm_no_other_row():
     (qkv, pages, kv_locs, *rest), static = small()
     clean, clean_pages = run((qkv, pages, kv_locs, *rest), "triton_interpret", **static)
@@ -102,20 +104,23 @@ def test_sixty_four_bit_types_change_nothing():
     args, static = small()
     with jax.enable_x64(True):
         wide = run(args, "triton_interpret", **static)
-    jax.tree.map(np.testing.assert_array_equal, wide, run(args, "triton_interpret", **static))
+    for one, other in zip(wide, run(args, "triton_interpret", **static), strict=True):
+        assert one.dtype == np.float32
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
+ADDED_UP = {"tile_merge": None}
 LAUNCHES = {
     "whole rows": {"shares": 1},
-    "a merge of its own": {"shares": 5, "tile_merge": 4},
-    "the last to end adds up": {"shares": 5, "tile_merge": None},
+    "a merge of its own": {"tile_merge": 4},
+    "the last to end adds up": ADDED_UP,
 }
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param(changes, id=name, marks=() if changes["shares"] == 5 else pytest.mark.nightly)
+        pytest.param(changes, id=name, marks=() if changes is ADDED_UP else pytest.mark.nightly)
         for name, changes in LAUNCHES.items()
     ],
 )
