@@ -394,14 +394,17 @@ def _merge(
 
     @pl.when(splits > 1)
     def _add_up():
-        add_up((acc_ref, m_ref, total_ref), out_ref, b, j, row, first, splits, group, shares)
+        partial_refs, inside = (acc_ref, m_ref, total_ref), row < acc_ref.shape[2]
+        add_up(partial_refs, out_ref, b, j, row, inside, first, splits, group, shares)
 
 
-def add_up(partial_refs, out_ref, b, j, row, first, splits, group, shares):
-    """Makes some query rows, i32[tile], of row b and KV head j from what its splits found."""
+def add_up(partial_refs, out_ref, b, j, row, inside, first, splits, group, shares):
+    """Makes some query rows, i32[tile], of row b and KV head j from what its splits found.
+
+    inside: bool[tile] which of them there are.
+    """
     acc_ref, m_ref, total_ref = partial_refs
-    rows, dim = acc_ref.shape[2:]
-    inside = row < rows
+    dim = acc_ref.shape[3]
     lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
     split = jnp.arange(pl.next_power_of_2(shares), dtype=jnp.int32)
     keep = inside[None, :] & (split < splits)[:, None]

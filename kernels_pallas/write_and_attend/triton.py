@@ -40,15 +40,16 @@ from kernels_pallas.paged_attention.triton import (
     share_of,
 )
 
-_MOST_ADDED_UP = 8192  # f32 numbers, that one program adds up: half the registers
+_MOST_ADDED_UP = 8192  # f32 numbers that one program adds up, 64 registers a thread
+_PROGRAMS = 132  # of a launch: one for each of an H200's multiprocessors, or as many as rows
 MAX_BLOCK = 16  # rows of the block's own tile, the least that the tensor cores take
 
 
 class Config(NamedTuple):
     """Static choices of a launch; `choose` sets them, a sweep may try others."""
 
-    tile_q: int  # as of `paged_attention`
-    tile_kv: int
+    tokens: int  # of the block, whose queries one program takes; a power of two
+    tile_kv: int  # this and all others as of `paged_attention`
     shares: int
     num_warps: int
     num_stages: int
@@ -65,23 +66,29 @@ def choose(
     batch: int, block: int, group: int, kv_heads: int, dim: int, max_rows: int, bits: int
 ) -> Config:
     """The launch for a batch bucket; arguments as of `paged_attention`'s `choose`."""
-    tokens, heads = tile_of(block, group)
-    tile_q, tile_kv = tokens * heads, 64 if bits <= 16 else 32
-    programs = kv_heads * -(-block // tokens)
-    shares = max(1, min(132 // programs, batch * (-(-max_rows // tile_kv) + 1), 32))
+    rows_a_token, tile_kv = pl.next_power_of_2(group), 64 if bits <= 16 else 32
+    tokens = min(pl.next_power_of_2(block), max(1, 64 // rows_a_token))
+    tiles = batch * (-(-max_rows // tile_kv) + 1)
+    shares = max(1, min(_PROGRAMS // (kv_heads * -(-block // tokens)), tiles, 32))
     tile_merge = 2 if batch * kv_heads * block * group <= 1024 else 8
-    if shares * pl.next_power_of_2(block * group) * dim <= _MOST_ADDED_UP:
-        tile_merge = None
+    # The last program of a row to end adds up, where it can do it at once: of a lone row perhaps
+    # with fewer tokens a program, which reads the KV once more for each, from L2.
+    for fewer in (tokens, 2, 1) if batch == 1 else (tokens,):
+        programs = kv_heads * -(-block // fewer)
+        room = _PROGRAMS // programs * (1 if fewer == tokens else 2)
+        most = _MOST_ADDED_UP // (pl.next_power_of_2(fewer * group) * dim)
+        if min(most, room) >= min(shares, 16):
+            tokens, shares, tile_merge = fewer, min(most, room, tiles, 32), None
+            break
     row_bytes = dim * bits // 8
+    tile_q = tokens * heads_of(tokens, group)
     stages = limits.num_stages(3, 2 * tile_kv * row_bytes, (tile_q + 2 * MAX_BLOCK) * row_bytes)
-    return Config(tile_q, tile_kv, shares, num_warps=4, num_stages=stages, tile_merge=tile_merge)
+    return Config(tokens, tile_kv, shares, num_warps=4, num_stages=stages, tile_merge=tile_merge)
 
 
-def tile_of(block: int, group: int, most_rows: int = 64) -> tuple[int, int]:
-    """(tokens, heads) of a program's query rows, powers of two whose product is at least 16."""
-    heads = pl.next_power_of_2(group)
-    tokens = min(pl.next_power_of_2(block), max(1, most_rows // heads))
-    return tokens, max(heads, 16 // tokens)
+def heads_of(tokens: int, group: int) -> int:
+    """Query heads of one program with each token: with tokens a power of two, at least 16 rows."""
+    return max(pl.next_power_of_2(group), 16 // tokens)
 
 
 def write_and_attend(
@@ -115,10 +122,8 @@ def write_and_attend(
     if config is None:
         bits = jnp.finfo(qkv.dtype).bits
         config = choose(batch, block, group, num_kv_heads, dim, max_rows, bits)
-    tokens, _ = tile = tile_of(block, group, config.tile_q)
-    token_tiles = -(-block // tokens)
+    token_tiles = -(-block // config.tokens)
     is_split, adds_up = config.shares > 1, config.shares > 1 and config.tile_merge is None
-    assert token_tiles == 1 or not adds_up, "one program adds up all queries of a row"
     plan = make_plan(
         lens,
         block=block,
@@ -132,9 +137,9 @@ def write_and_attend(
     partial = [
         jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*parts, dim), parts, parts)
     ] * is_split
-    # How many splits of a row and head have ended. XLA clears those of all layers in one launch,
+    # How many splits of a row's queries have ended. XLA clears those of all layers in one launch,
     # unless zeros of the same type and shape are made elsewhere: then it copies them for each.
-    counts = [jnp.zeros((batch, num_kv_heads), jnp.uint32)] * adds_up
+    counts = [jnp.zeros((batch, num_kv_heads * token_tiles), jnp.uint32)] * adds_up
     out, kv_pages, *partial = pl.pallas_call(
         functools.partial(
             _kernel,
@@ -144,7 +149,6 @@ def write_and_attend(
             window=window,
             scale=scale,
             config=config,
-            tile=tile,
             early_launch=early_launch,
             interpret=interpret,
         ),
@@ -192,7 +196,7 @@ def write_and_attend(
 def _kernel(
     qkv_ref,  # [B, N, H + 2 J, D]
     _kv_pages,  # read and written through the output
-    _counts,  # likewise
+    _counts,  # likewise, u32[B, J * tiles of tokens]
     kv_locs_ref,  # i32[B, N]
     positions_ref,  # i32[B, N]
     inv_freq_ref,  # f32[D / 2]
@@ -204,14 +208,13 @@ def _kernel(
     plan_refs,  # (`Plan.programs`,), or () where each row is one program
     out_ref,  # [B, N, H, D] of rows that are not split
     kv_ref,  # [P, 2, J, G, D]
-    *partial_refs,  # of the others: f32 acc[S, J, R, D], m[S, J, R], total[S, J, R], u32[B, J]
+    *partial_refs,  # of the others: f32 acc[S, J, R, D], m[S, J, R], total[S, J, R], counts
     num_heads,
     eps,
     causal,
     window,
     scale,
     config,
-    tile,
     early_launch,
     interpret,
 ):
@@ -219,7 +222,7 @@ def _kernel(
     _, block, _, dim = qkv_ref.shape
     num_kv_heads, page_size = kv_ref.shape[2:4]
     group = num_heads // num_kv_heads
-    tokens, heads = tile
+    tokens, heads = config.tokens, heads_of(config.tokens, group)
     tile_q, tile_kv = tokens * heads, config.tile_kv
     token_tiles = -(-block // tokens)
     first = program_id(0, early_launch)
@@ -341,10 +344,13 @@ def _kernel(
         def _count():
             if not interpret:
                 pltriton.debug_barrier()  # what all threads found is there before one says so
-            ended = pltriton.atomic_add(counts_refs[0], (b, j), jnp.uint32(1))
+            ended = pltriton.atomic_add(counts_refs[0], (b, first), jnp.uint32(1))
 
             @pl.when(ended.astype(jnp.int32) == splits - 1)
             def _add_up():
-                rows = jnp.arange(pl.next_power_of_2(block * group), dtype=jnp.int32)
-                of_row = (b, j, rows, program - split, splits)
+                row = jnp.arange(pl.next_power_of_2(tokens * group), dtype=jnp.int32)
+                own_row = row < tokens * group
+                row = token_tile * tokens * group + row
+                own_row &= row < block * group
+                of_row = (b, j, row, own_row, program - split, splits)
                 add_up(partial_refs, out_ref, *of_row, group, config.shares)

@@ -109,9 +109,9 @@ def test_sixty_four_bit_types_change_nothing():
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
-ADDED_UP = {"tile_merge": None}
+ADDED_UP = {"tokens": 1, "tile_merge": None}
 LAUNCHES = {
-    "whole rows": {"shares": 1},
+    "whole rows": {"tokens": 1, "shares": 1},
     "a merge of its own": {"tile_merge": 4},
     "the last to end adds up": ADDED_UP,
 }
@@ -127,7 +127,7 @@ LAUNCHES = {
 def test_rows_of_any_raggedness_are_put_together_again(changes):
     case = cases.Case("ragged", (0, 100, 3, 31, 64), 2)
     args, static = cases.make_inputs(case)
-    config = triton.Config(16, 16, shares=5, num_warps=4, num_stages=2)._replace(**changes)
+    config = triton.Config(2, 16, shares=5, num_warps=4, num_stages=2)._replace(**changes)
     how = {"layer": None, "scale": 0.125, "block_mask": None, "interpret": True, "config": config}
     out = jax.jit(functools.partial(triton.write_and_attend, **static, **how))(*args)
     exact, _ = expected(case)
@@ -169,11 +169,27 @@ def test_every_group_and_head_size_lowers_for_cuda(dim, page_size, group):
 
 
 @pytest.mark.parametrize(
-    ("block", "group", "tile"),
-    [(1, 4, (1, 16)), (3, 3, (4, 4)), (5, 1, (8, 2)), (16, 4, (16, 4)), (16, 8, (8, 8))],
+    ("tokens", "group", "heads"), [(1, 4, 16), (4, 3, 4), (8, 1, 2), (8, 8, 8)]
 )
-def test_query_rows_are_tokens_times_heads(block, group, tile):
-    assert triton.tile_of(block, group) == tile
+def test_query_rows_are_tokens_times_heads(tokens, group, heads):
+    assert triton.heads_of(tokens, group) == heads
+
+
+@pytest.mark.parametrize(
+    ("batch", "block", "group", "kv_heads", "dim", "launch"),
+    [
+        (1, 1, 4, 8, 128, (1, 16, None)),
+        (8, 1, 4, 8, 128, (1, 16, None)),
+        (1, 16, 4, 8, 128, (16, 16, 2)),
+        (1, 1, 3, 3, 64, (1, 32, None)),
+        (1, 8, 3, 3, 64, (2, 16, None)),
+        (8, 8, 3, 3, 64, (8, 32, 2)),
+        (2, 1, 1, 160, 64, (1, 1, 2)),
+    ],
+)
+def test_the_last_to_end_adds_up_where_that_is_little(batch, block, group, kv_heads, dim, launch):
+    config = triton.choose(batch, block, group, kv_heads, dim, max_rows=2048, bits=16)
+    assert (config.tokens, config.shares, config.tile_merge) == launch
 
 
 def test_longer_blocks_are_not_served():
