@@ -93,7 +93,7 @@ def choose_kernels(
         choices[op] = next((c for c in picked if c.name == "xla"), picked[0])
     if dtype == "float32":
         choices["few_row_gemm"] = Choice("xla", "its tiles are made for weights of 16 bits")
-    if wanted == AUTO:
+    if wanted == AUTO and choices["write_and_attend"].name != "xla":
         apart = "kv_write and paged_attention apart: no whole step has been faster yet"
         choices["write_and_attend"] = Choice("xla", apart)
     names = {op: choice.name for op, choice in choices.items()}
