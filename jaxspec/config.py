@@ -159,6 +159,7 @@ class Kernels:
     few_row_gemm: str = "xla"
     add_rms_norm: str = "xla"
     early_launch: bool = False  # see `kernels_pallas.early_launch`
+    deferred_norms: bool = False  # of few rows: `few_row_gemm` takes the place of `add_rms_norm`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -86,7 +86,7 @@ def choose_kernels(
     drafted = dict(plan.kernel_shapes)
     drafted["write_and_attend"] = drafted.get("paged_attention", {})
     choices: dict[str, Choice] = {}
-    for op in (name for name in Kernels.__dataclass_fields__ if name != "early_launch"):
+    for op in (field.name for field in fields(Kernels) if field.type == "str"):
         each = [shapes.get(op, {}), drafted.get(op, {})]
         picked = [pick(op, requested=wanted, device=device, **sizes) for sizes in each]
         # One implementation serves target and drafter: the plainer of the two choices.
@@ -101,4 +101,6 @@ def choose_kernels(
     if plain := [op for op in early_launch.CHAIN if names[op] == "xla"]:
         late = f"{plain[0]} is XLA's"
     choices["early_launch"] = Choice("off" if late else "on", late or f"runs on {device.kind}")
+    reason = "a launch each: no whole step has been faster yet"
+    choices["deferred_norms"] = Choice("off", reason)
     return Kernels(**names, early_launch=late is None), choices

@@ -22,6 +22,9 @@ class Case(NamedTuple):
     swiglu: bool = False
     dtype: str = "float32"
     num_parts: int = 1
+    squares: int = 0  # sums of squares that come with x
+    layers: int = 0  # whose norms may follow
+    sum_columns: int = 0  # with such a norm, what the kernel's programs have
 
 
 CASES = (
@@ -40,6 +43,17 @@ CASES = (
     Case("largest, 17 rows", 17, 4104, 264, dtype="bfloat16"),
     Case("one row, bfloat16", 1, 133, 576, dtype="bfloat16"),
     Case("one row, swiglu and residual", 1, 52, 1536, True, True, "bfloat16"),
+    Case("squares, float32", 3, 67, 131, squares=5),
+    Case("a norm follows, float32", 3, 67, 131, residual=True, layers=3, sum_columns=32),
+    Case("squares and swiglu, bfloat16", 17, 96, 512, False, True, "bfloat16", squares=9),
+    Case("one row, squares", 1, 133, 576, dtype="bfloat16", squares=36),
+    Case("one row, squares and swiglu", 1, 52, 576, False, True, "bfloat16", squares=3),
+    Case("one row, a norm follows", 1, 66, 1536, True, False, "bfloat16", 1, 0, 2, 4),
+    Case("a norm follows, bfloat16", 9, 200, 1536, True, False, "bfloat16", 1, 0, 4, 16),
+    Case("large, a norm follows", 17, 2561, 80, True, False, "bfloat16", 1, 0, 1, 64),
+    Case("large and wide, a norm follows", 2, 2560, 5184, True, False, "bfloat16", 1, 0, 2, 32),
+    Case("all at once", 5, 72, 256, True, False, "bfloat16", 1, 7, 2, 16),
+    Case("largest, squares", 64, 4104, 264, dtype="bfloat16", squares=128),
 )
 
 # One for each way that `many_rows.choose` goes.
@@ -103,4 +117,11 @@ def make_inputs(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
     x = normal(case.num_rows, case.width)
     weight = normal(rows, case.width, scale=case.width**-0.5)
     residual = normal(case.num_rows, case.outputs) if case.residual else None
-    return (x, weight, residual), {"swiglu": case.swiglu, "num_parts": case.num_parts}
+    squares = next_norm = layer = None
+    if case.squares:
+        sums = rng.uniform(0.0, 2.0 * case.width / case.squares, (case.squares, case.num_rows))
+        squares = array(sums, "float32")
+    if case.layers:
+        next_norm, layer = normal(case.layers, case.outputs), array([case.layers - 1], "int32")
+    static = {"swiglu": case.swiglu, "num_parts": case.num_parts, "sum_columns": case.sum_columns}
+    return (x, weight, residual, squares, next_norm, layer), static
