@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import DrafterPlan
@@ -14,7 +15,7 @@ from jaxspec.models.config import ModelConfig
 from kernels_pallas import dispatch
 from kernels_pallas.accept import cases as accept_cases
 from kernels_pallas.add_rms_norm import cases as add_rms_norm_cases
-from kernels_pallas.few_row_gemm import MAX_ROWS, parts_for
+from kernels_pallas.few_row_gemm import MAX_ROWS, parts_for, sum_columns_for
 from kernels_pallas.few_row_gemm import cases as few_row_gemm_cases
 from kernels_pallas.kv_move import cases as kv_move_cases
 from kernels_pallas.kv_write import cases as kv_write_cases
@@ -168,4 +169,25 @@ def _layer_cases(geometry: Geometry, model: ModelConfig) -> list[tuple[str, Any]
             gemm("gate_up, in use", rows, inner, width, swiglu=True, dtype=dtype),
         ),
         *(("few_row_gemm", each._replace(dtype=dtype)) for each in many_rows),
+        *(
+            _deferred_norm_cases(rows, inner, model, dtype)
+            if geometry.kernels.deferred_norms
+            else ()
+        ),
+    ]
+
+
+def _deferred_norm_cases(
+    rows: int, inner: int, model: ModelConfig, dtype: str
+) -> list[tuple[str, Any]]:
+    """Products on both sides of a norm."""
+    gemm, width = few_row_gemm_cases.Case, model.hidden_size
+    heads = model.num_heads * model.head_dim
+    columns = sum_columns_for(rows, width, heads, jnp.dtype(dtype))
+    sums = -(-width // columns)
+    o = gemm("o and a norm, in use", rows, width, heads, residual=True, dtype=dtype, layers=2)
+    gate_up = gemm("norm and gate_up, in use", rows, inner, width, swiglu=True, dtype=dtype)
+    return [
+        ("few_row_gemm", o._replace(sum_columns=columns)),
+        ("few_row_gemm", gate_up._replace(squares=sums)),
     ]

@@ -20,6 +20,7 @@ from kernels_pallas.dispatch import Device
 TRIGGER = "griddepcontrol.launch_dependents"
 EARLY = Kernels(**{op: "triton" for op in early_launch.CHAIN}, early_launch=True)
 MERGED = dataclasses.replace(EARLY, write_and_attend="triton")
+DEFERRED = dataclasses.replace(MERGED, deferred_norms=True)
 
 
 def lowered(op, **static):
@@ -93,6 +94,14 @@ def test_nothing_is_early_where_xla_multiplies():
 
 
 @pytest.mark.nightly
+def test_products_that_take_care_of_norms_are_early_unless_xla_reads_their_stream():
+    # Five kernels a layer, of which the last layer's is followed by a norm of its own.
+    assert num_triggers((), kernels=DEFERRED) == 10
+    assert num_triggers((0,), kernels=DEFERRED) == 9
+    assert num_triggers((1,), kernels=DEFERRED) == 10
+
+
+@pytest.mark.nightly
 def test_attention_that_writes_takes_the_place_of_two_kernels_where_rows_are_apart():
     two_layers = num_triggers(())
     assert num_triggers((), kernels=MERGED) == two_layers - 2
@@ -102,7 +111,7 @@ def test_attention_that_writes_takes_the_place_of_two_kernels_where_rows_are_apa
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernels", [EARLY, MERGED])
+@pytest.mark.parametrize("kernels", [EARLY, MERGED, DEFERRED])
 def test_early_kernels_compute_what_late_ones_do(kernels):
     refusal = early_launch.refuses(Device.current())
     if refusal is not None:
