@@ -358,12 +358,16 @@ def settle(
     """Freezes the rows that ended or erred, and completes the packed output with error bits.
 
     errors: i32[B] from the resolve. finite: bool[B, N] of the block's logits; only those that a
-    committed token was chosen from count.
+    committed token was chosen from count, and the output holds the tokens before the first.
     """
     column = jnp.arange(finite.shape[1], dtype=jnp.int32)[None, :]
-    broken = jnp.any(~finite & (column < accepted.num_committed[:, None]), axis=1)
+    bad = ~finite & (column < accepted.num_committed[:, None])
+    broken = jnp.any(bad, axis=1)
     bits = errors | jnp.where(broken, NON_FINITE_LOGITS, 0).astype(jnp.int32)
     bits = jnp.where(rows == 0, 0, bits)
     relay = relay.flag(rows, bits)
     limits = limits.freeze(rows, accepted.finished | (bits != 0))
-    return relay, limits, accepted.packed.at[:, -1].set(bits)
+    told, num_good = accepted.packed, jnp.argmax(bad, axis=1).astype(jnp.int32)[:, None]
+    counts = jnp.where(broken[:, None], jnp.minimum(told[:, -4:-2], num_good), told[:, -4:-2])
+    output = jnp.concatenate([told[:, :-4], counts, told[:, -2:-1], bits[:, None]], axis=1)
+    return relay, limits, output

@@ -612,20 +612,22 @@ class Engine:
 
     def _commit(self, seq: Sequence, landed: Landed, step: int, row: int, now: float) -> None:
         bits = landed.errors(step, row)
-        if bits:
+        is_fault = bool(bits & ~NON_FINITE_LOGITS)
+        count = 0 if is_fault else landed.num_committed(step, row)
+        if count or not bits:
+            self._published_lens[seq.slot] += count
+            if seq.metrics.first_token_s is None:
+                seq.metrics.first_token_s = now
+            landed.commit(seq, step, row)
+        if seq.finish_reason is not None:
+            self._finish(seq, seq.finish_reason)
+        elif bits:
             seq.error = describe_errors(seq.slot, bits)
             if seq.matcher is not None and seq.request.params.bad_words:
                 seq.error += "; or bad_words forbid all that the grammar allows"
-            if bits & ~NON_FINITE_LOGITS:
+            if is_fault:
                 self._faults.append(seq.error)
             self._finish(seq, FinishReason.ERROR)
-            return
-        self._published_lens[seq.slot] += landed.num_committed(step, row)
-        if seq.metrics.first_token_s is None:
-            seq.metrics.first_token_s = now
-        landed.commit(seq, step, row)
-        if seq.finish_reason is not None:
-            self._finish(seq, seq.finish_reason)
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """Ends a request for its caller; slot and pages follow once nothing of it is in flight."""

@@ -50,7 +50,8 @@ class Landed:
     def commit(self, seq: Sequence, step: int, row: int) -> None:
         """Gives a request the tokens of its row."""
         columns, width = self.steps[step][row], self._width
-        count, num_accepted, finished = columns[width], columns[width + 1], columns[width + 2]
+        count, num_accepted = columns[width], columns[width + 1]
+        finished = columns[width + 2] and not columns[width + 3]  # what ended it was not good
         tokens, logprobs = columns[:count], ()
         if (num_top := seq.request.params.logprobs) is not None:
             of_row = self._logprobs[step, row]

@@ -6,7 +6,14 @@ import pytest
 from jaxspec.drafters.base import ModelParams
 from jaxspec.future_map import FutureMap, RelayError, RelayPayload
 from jaxspec.request import FinishReason
-from tests.fakes import NUM_STATES, ScriptedParams, checksum, make_table
+from tests.fakes import (
+    NUM_STATES,
+    PieceDetokenizer,
+    ScriptedParams,
+    checksum,
+    letters,
+    make_table,
+)
 from tests.harness import (
     check,
     drain,
@@ -90,13 +97,13 @@ def test_requests_that_end_in_the_step_of_a_fault_are_not_lost():
     assert outputs["first"].error.startswith("slot 1 has error bits 1: ")
 
 
-def engine_with_bad_states(*states):
+def engine_with_bad_states(*states, accepts=0, **settings):
     """An engine whose target has no finite logits at some checksum states."""
-    engine = make_engine(accepts=0)
+    engine = make_engine(**settings)
     table = make_table()
     bad = table.copy()
     bad[list(states)] = float("nan")
-    script = jnp.asarray(script_of(0))
+    script = jnp.asarray(script_of(accepts))
     engine._params = ModelParams(jnp.asarray(bad), ScriptedParams(script, jnp.asarray(table)))
     return engine
 
@@ -132,6 +139,37 @@ def test_logits_that_are_not_finite_end_their_request_alone(count):
         "overflow in float16 (then use dtype float32)"
     )
     assert tokens_of(failed) == list(expected(FIRST))[:count]
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "blocking"])
+@pytest.mark.parametrize("accepts", [1, 3, 7])
+@pytest.mark.parametrize("count", [1, 2, 4, 6])
+def test_the_tokens_of_a_block_before_bad_logits_are_kept(count, accepts, overlap):
+    """As many as plain decoding gives, wherever the block begins."""
+    engine = engine_with_bad_states(state_after(FIRST, count), accepts=accepts, overlap=overlap)
+    output = run(engine, FIRST)["first"]
+    assert output.outputs[0].finish_reason is FinishReason.ERROR
+    assert "logits were not finite" in output.error
+    assert tokens_of(output) == list(expected(FIRST))[:count]
+    assert output.metrics.num_accepted <= max(0, count - 1)
+
+
+@pytest.mark.parametrize("accepts", [0, 7])
+def test_a_stop_string_before_bad_logits_ends_the_request_as_in_plain_decoding(accepts):
+    """And its KV, which other requests find, is that of good tokens alone."""
+    letters_ = letters()
+    stop = letters_[list(expected(FIRST))[3]].decode()
+    asked = request("first", [1, 2, 3], max_tokens=20, ignore_eos=True, stop=[stop])
+    engine = engine_with_bad_states(
+        state_after(FIRST, 4),
+        accepts=accepts,
+        make_detokenizer=lambda request: PieceDetokenizer(letters_),
+    )
+    output = run(engine, asked)["first"]
+    assert output.outputs[0].finish_reason is FinishReason.STOP
+    assert output.error is None
+    assert tokens_of(output) == list(expected(FIRST))[:4]
+    assert engine._pages.prefixes is not None
 
 
 def test_logits_of_rejected_drafts_may_be_anything():
