@@ -94,6 +94,24 @@ BENCH_CASES = (
     Case("gate_up + swiglu, 32 rows", 32, 12288, 4096, swiglu=True, dtype="bfloat16"),
     Case("down + residual, 16 rows", 16, 4096, 12288, residual=True, dtype="bfloat16"),
     *(
+        Case(f"{name}, {num_rows} rows", num_rows, *sizes, **more, dtype="bfloat16")
+        for num_rows in (1, 16)
+        for name, sizes, more in (
+            ("norm + qkv", (6144, 4096), {"squares": 128}),
+            (
+                "o + residual + norm",
+                (4096, 4096),
+                {"residual": True, "layers": 36, "sum_columns": 64},
+            ),
+            ("norm + gate_up + swiglu", (12288, 4096), {"squares": 64, "swiglu": True}),
+            (
+                "down + residual + norm",
+                (4096, 12288),
+                {"residual": True, "layers": 36, "sum_columns": 32},
+            ),
+        )
+    ),
+    *(
         Case(f"{name}, {num_rows} rows", num_rows, outputs, width, **more, dtype="bfloat16")
         for num_rows, o_parts in ((128, 2), (256, 1))
         for name, outputs, width, more in (
