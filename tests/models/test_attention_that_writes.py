@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec import LLM, SamplingParams
 from jaxspec.bench.shapes import SHAPES, random_target
+from jaxspec.engine import parts
 from jaxspec.models import Kernels, build_target
 from jaxspec.models.layers import LayerParams, LayerSpec, attention
 from tests.models.paging import block_at, page_tables
+from tests.tiny_model import SIZES, write_tiny_model
 
 CONFIG = dataclasses.replace(SHAPES["tiny"].target, qk_norm=True)
 PAGE = 16
@@ -82,3 +85,23 @@ def test_rows_of_a_tree_that_were_written_before_are_left_to_the_other_way():
     mask = jnp.full((1, 4, 1), 0b1111, jnp.uint32)  # of two rows more than the block has
     shapes = jax.eval_shape(functools.partial(attend, kernels=MERGED), x, mask)
     assert shapes == jax.eval_shape(functools.partial(attend, kernels=Kernels()), x, mask)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("drafter", ["none", "ngram"])
+def test_an_engine_gives_the_same_text_either_way(tmp_path, monkeypatch, drafter):
+    folder = str(write_tiny_model(tmp_path / "model"))
+    greedy = SamplingParams(temperature=0, max_tokens=24)
+    choose, texts = parts.choose_kernels, []
+
+    def choose_merged(*args):
+        kernels, choices = choose(*args)
+        return dataclasses.replace(kernels, write_and_attend="triton_interpret"), choices
+
+    for choosing in (choose, choose_merged):
+        monkeypatch.setattr(parts, "choose_kernels", choosing)
+        llm = LLM(folder, drafter=drafter, **SIZES)
+        done = llm.generate(["hello hello hello", "abcabcabc"], greedy)
+        texts.append([request.outputs[0].token_ids for request in done])
+    assert llm.assembled.geometry.kernels.write_and_attend == "triton_interpret"
+    assert texts[0] == texts[1]
