@@ -7,8 +7,8 @@ and no prompt is read. `jaxspec bench roofline` times the same steps through the
         qwen3-8b:none:1:early_launch=off smollm2-135m:none:1:few_row_gemm=xla,decode_steps=4
 
 A case is shape:drafter:batch, and behind it what differs from the defaults: an op of the kernels,
-early_launch, deferred_norms, or decode_steps. Every row has 1,024 rows of KV at first (half of what
-a smaller model takes), and each step with a drafter, dflash or eagle3, accepts five drafts.
+early_launch, or decode_steps. Every row has 1,024 rows of KV at first (half of what a smaller model
+takes), and each step with a drafter, dflash or eagle3, accepts five drafts.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Case(NamedTuple):
         pairs = [pair for part in rest for pair in part.split(",")]
         changes: dict[str, Any] = dict(pair.split("=") for pair in pairs)
         decode_steps = int(changes.pop("decode_steps", 1))
-        for name in {"early_launch", "deferred_norms"} & set(changes):
-            changes[name] = changes[name] == "on"
+        if "early_launch" in changes:
+            changes["early_launch"] = changes["early_launch"] == "on"
         return cls(text, shape, drafter, int(batch), decode_steps, changes)
 
 

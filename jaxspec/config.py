@@ -153,13 +153,11 @@ class Kernels:
     accept_tree: str = "xla"
     paged_attention: str = "xla"
     kv_write: str = "xla"
-    write_and_attend: str = "xla"  # "xla": `kv_write` and `paged_attention`, a launch each
     kv_write_context: str = "xla"
     kv_move: str = "xla"
     few_row_gemm: str = "xla"
     add_rms_norm: str = "xla"
     early_launch: bool = False  # see `kernels_pallas.early_launch`
-    deferred_norms: bool = False  # of few rows: `few_row_gemm` takes the place of `add_rms_norm`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,6 @@ class BareForward:
             kv_locs=kv_locs_at(page_table, positions, geometry.page_size),
             page_table=page_table,
             lens=jnp.asarray(start),
-            rows_apart=True,
         )
         self._params = rig.params.target
 

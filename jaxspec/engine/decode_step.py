@@ -133,7 +133,6 @@ def build_fine_stages(
             kv_locs=to_null_page(prepared.kv_locs, live, geometry.page_size),
             page_table=batch.page_table,
             lens=resolved.lens,
-            rows_apart=True,
         )
         drafting = mode if geometry.draft_noise == "keyed" else Mode.GREEDY
         choose = (limits.sampling, editing_of(state, batch.rows, limits, drafting))

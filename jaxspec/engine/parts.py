@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from jaxspec.drafters.base import Drafter, DrafterPlan, ModelParams
 from jaxspec.models import Target, build_target
 from jaxspec.models.config import ModelConfig
 from kernels_pallas import early_launch
-from kernels_pallas.dispatch import AUTO, Choice, Device, pick
+from kernels_pallas.dispatch import Choice, Device, pick
 
 
 class Parts(NamedTuple):
@@ -80,27 +80,19 @@ def choose_kernels(
     shapes = {
         "paged_attention": {"head_dim": model.head_dim},
         "kv_write": {"head_dim": model.head_dim},
-        "write_and_attend": {"head_dim": model.head_dim},
         "kv_move": {"head_dim": model.head_dim},
     }
-    drafted = dict(plan.kernel_shapes)
-    drafted["write_and_attend"] = drafted.get("paged_attention", {})
     choices: dict[str, Choice] = {}
-    for op in (field.name for field in fields(Kernels) if field.type == "str"):
-        each = [shapes.get(op, {}), drafted.get(op, {})]
+    for op in (name for name in Kernels.__dataclass_fields__ if name != "early_launch"):
+        each = [shapes.get(op, {}), plan.kernel_shapes.get(op, {})]
         picked = [pick(op, requested=wanted, device=device, **sizes) for sizes in each]
         # One implementation serves target and drafter: the plainer of the two choices.
         choices[op] = next((c for c in picked if c.name == "xla"), picked[0])
     if dtype == "float32":
         choices["few_row_gemm"] = Choice("xla", "its tiles are made for weights of 16 bits")
-    if wanted == AUTO and choices["write_and_attend"].name != "xla":
-        apart = "kv_write and paged_attention apart: no whole step has been faster yet"
-        choices["write_and_attend"] = Choice("xla", apart)
     names = {op: choice.name for op, choice in choices.items()}
     late = early_launch.refuses(device)
     if plain := [op for op in early_launch.CHAIN if names[op] == "xla"]:
         late = f"{plain[0]} is XLA's"
     choices["early_launch"] = Choice("off" if late else "on", late or f"runs on {device.kind}")
-    reason = "a launch each: no whole step has been faster yet"
-    choices["deferred_norms"] = Choice("off", reason)
     return Kernels(**names, early_launch=late is None), choices

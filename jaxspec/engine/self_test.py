@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxspec.config import Geometry
 from jaxspec.drafters.base import DrafterPlan
@@ -15,15 +14,13 @@ from jaxspec.models.config import ModelConfig
 from kernels_pallas import dispatch
 from kernels_pallas.accept import cases as accept_cases
 from kernels_pallas.add_rms_norm import cases as add_rms_norm_cases
-from kernels_pallas.few_row_gemm import MAX_ROWS, parts_for, sum_columns_for
+from kernels_pallas.few_row_gemm import MAX_ROWS, parts_for
 from kernels_pallas.few_row_gemm import cases as few_row_gemm_cases
 from kernels_pallas.kv_move import cases as kv_move_cases
 from kernels_pallas.kv_write import cases as kv_write_cases
 from kernels_pallas.kv_write_context import cases as kv_write_context_cases
 from kernels_pallas.paged_attention import cases as attention_cases
 from kernels_pallas.resolve_prepare import cases as resolve_cases
-from kernels_pallas.write_and_attend import cases as write_and_attend_cases
-from kernels_pallas.write_and_attend import serves
 
 
 def self_test_kernels(geometry: Geometry, model: ModelConfig, plan: DrafterPlan) -> None:
@@ -132,19 +129,6 @@ def self_test_cases(
                 ),
             )
         )
-    if serves(block, geometry.kernels.write_and_attend):
-        # In both ways of attending: a drafter's layers have other heads, and see the whole block.
-        base = write_and_attend_cases.Case(
-            "verify, in use",
-            (1, page, min(longest, 700)),
-            block,
-            columns=columns,
-            norm=model.qk_norm,
-        )._replace(**heads)
-        cases.append(("write_and_attend", base._replace(tree=is_tree)))
-        if "paged_attention" in drafter:
-            draft = base._replace(name="draft, in use", causal=False, **drafter["paged_attention"])
-            cases.append(("write_and_attend", draft))
     return cases
 
 
@@ -169,25 +153,4 @@ def _layer_cases(geometry: Geometry, model: ModelConfig) -> list[tuple[str, Any]
             gemm("gate_up, in use", rows, inner, width, swiglu=True, dtype=dtype),
         ),
         *(("few_row_gemm", each._replace(dtype=dtype)) for each in many_rows),
-        *(
-            _deferred_norm_cases(rows, inner, model, dtype)
-            if geometry.kernels.deferred_norms
-            else ()
-        ),
-    ]
-
-
-def _deferred_norm_cases(
-    rows: int, inner: int, model: ModelConfig, dtype: str
-) -> list[tuple[str, Any]]:
-    """Products on both sides of a norm."""
-    gemm, width = few_row_gemm_cases.Case, model.hidden_size
-    heads = model.num_heads * model.head_dim
-    columns = sum_columns_for(rows, width, heads, jnp.dtype(dtype))
-    sums = -(-width // columns)
-    o = gemm("o and a norm, in use", rows, width, heads, residual=True, dtype=dtype, layers=2)
-    gate_up = gemm("norm and gate_up, in use", rows, inner, width, swiglu=True, dtype=dtype)
-    return [
-        ("few_row_gemm", o._replace(sum_columns=columns)),
-        ("few_row_gemm", gate_up._replace(squares=sums)),
     ]

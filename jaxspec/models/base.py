@@ -23,8 +23,7 @@ class Block:
     Decoding, verification, drafting and prefill are all such blocks: a prefill packs the prompts
     of several requests into tiles of N tokens, so that row b+1 may continue row b's request.
     KV of all rows is written before any row attends, hence a later tile sees an earlier one.
-    Padding rows have lens 0, page table 0 and all `kv_locs` in page 0. Where no row continues
-    another one's request they are apart, and a row may attend before the others have written.
+    Padding rows have lens 0, page table 0 and all `kv_locs` in page 0.
     The tokens of a tree see of the R rows behind `lens`, of which theirs are the last N, what the
     mask says, and all before them.
     """
@@ -35,7 +34,6 @@ class Block:
     page_table: jax.Array  # i32[B, M] pages of the row's request, in order
     lens: jax.Array  # i32[B] rows of KV before the block
     mask: jax.Array | None = None  # u32[B, R, ceil(R / 32)] of a tree; None: the block is a chain
-    rows_apart: bool = flax.struct.field(pytree_node=False, default=False)
 
     def columns(self, first: int, end: int) -> Block:
         """Some of the tokens alone, where they are."""

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import flax.struct
 import jax
@@ -20,10 +20,9 @@ from jax import lax
 from jaxspec.models.base import KV, Block, Kernels
 from jaxspec.models.config import RopeScaling
 from kernels_pallas.add_rms_norm import add_rms_norm
-from kernels_pallas.few_row_gemm import MAX_ROWS, few_row_gemm, parts_for, sum_columns_for
+from kernels_pallas.few_row_gemm import few_row_gemm, parts_for
 from kernels_pallas.kv_write import kv_write
 from kernels_pallas.paged_attention import paged_attention
-from kernels_pallas.write_and_attend import serves, write_and_attend
 
 
 @flax.struct.dataclass
@@ -275,76 +274,29 @@ def attention(
         What is added to the residual stream, [B, N, E] or in parts f32[S, B, N, E], and the pages.
     """
     with jax.named_scope("attention"):
-        # A bias is added by a fusion of XLA's, which must not be launched early.
-        qkv = linear(
-            x,
-            layer.qkv,
-            layer.qkv_bias,
-            kernels=kernels,
-            early_launch=early_launch and layer.qkv_bias is None,
-        )
-        attended, kv_pages = attend(
-            qkv,
+        q, kv_pages = kv_write(
+            # A bias is added by a fusion of XLA's, which must not be launched early.
+            linear(
+                x,
+                layer.qkv,
+                layer.qkv_bias,
+                kernels=kernels,
+                early_launch=early_launch and layer.qkv_bias is None,
+            ),
             kv_pages,
-            block,
+            block.kv_locs,
+            block.positions,
+            inv_freq,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
             q_norm=q_norm,
             k_norm=k_norm,
-            inv_freq=inv_freq,
-            spec=spec,
-            kernels=kernels,
-            index=index,
+            layer=index,
+            eps=spec.rms_norm_eps,
             early_launch=early_launch,
+            implementation=kernels.kv_write,
         )
-        out = linear(
-            attended,
-            layer.o,
-            layer.o_bias,
-            kernels=kernels,
-            early_launch=early_launch and layer.o_bias is None,
-            in_parts=True,
-        )
-    return out, kv_pages
-
-
-def attend(
-    qkv: jax.Array,
-    kv_pages: jax.Array,
-    block: Block,
-    *,
-    q_norm: jax.Array | None,
-    k_norm: jax.Array | None,
-    inv_freq: jax.Array,
-    spec: LayerSpec,
-    kernels: Kernels,
-    index: jax.Array | None = None,
-    early_launch: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-    """`attention` between its products: [B, N, (H + 2J) * D] to [B, N, H * D], and the pages."""
-    writing: dict[str, Any] = {
-        "num_heads": spec.num_heads,
-        "num_kv_heads": spec.num_kv_heads,
-        "q_norm": q_norm,
-        "k_norm": k_norm,
-        "layer": index,
-        "eps": spec.rms_norm_eps,
-        "early_launch": early_launch,
-    }
-    where = (kv_pages, block.kv_locs, block.positions, inv_freq)
-    num_others = 0 if block.mask is None else block.mask.shape[1] - qkv.shape[1]
-    if block.rows_apart and not num_others and serves(qkv.shape[1], kernels.write_and_attend):
-        attended, kv_pages = write_and_attend(
-            qkv,
-            *where,
-            block.page_table,
-            block.lens,
-            causal=spec.causal,
-            window=spec.window,
-            block_mask=block.mask,
-            implementation=kernels.write_and_attend,
-            **writing,
-        )
-    else:
-        q, kv_pages = kv_write(qkv, *where, implementation=kernels.kv_write, **writing)
+        num_others = 0 if block.mask is None else block.mask.shape[1] - q.shape[1]
         if num_others:  # the mask counts rows before the block's own, which ask for nothing
             q = jnp.pad(q, ((0, 0), (num_others, 0), (0, 0), (0, 0)))
         attended = paged_attention(
@@ -358,7 +310,15 @@ def attend(
             early_launch=early_launch,
             implementation=kernels.paged_attention,
         )[:, num_others:]
-    return attended.reshape(*qkv.shape[:-1], -1), kv_pages
+        out = linear(
+            attended.reshape(*x.shape[:-1], -1),
+            layer.o,
+            layer.o_bias,
+            kernels=kernels,
+            early_launch=early_launch and layer.o_bias is None,
+            in_parts=True,
+        )
+    return out, kv_pages
 
 
 class LayersOutput(NamedTuple):
@@ -396,18 +356,6 @@ def decoder_layers(
         kernels: the implementation of each op.
         outputs: the layers whose residual stream the caller reads.
     """
-    if defers_norms(x, stack, kernels):
-        return _layers_without_norms(
-            x,
-            kv,
-            block,
-            stack,
-            final_norm,
-            inv_freq=inv_freq,
-            specs=specs,
-            kernels=kernels,
-            outputs=outputs,
-        )
     streams, pages = [], []
     added = None
     for index, (layer_pages, spec) in enumerate(zip(kv, specs, strict=True)):
@@ -430,127 +378,6 @@ def decoder_layers(
     # Read by the head, which may be a fusion of XLA's: not early.
     last, hidden = add_and_norm(x, added, final_norm, None, specs[-1].rms_norm_eps, kernels, False)
     return LayersOutput(hidden, (*streams[1:], last), tuple(pages))
-
-
-def defers_norms(x: jax.Array, stack: LayerStack, kernels: Kernels) -> bool:
-    """Whether the products of a stack's layers take care of its norms, for the rows of x.
-
-    What a layer multiplies is then the stream times a norm's weight, not yet scaled, which float16
-    may not hold.
-    """
-    num_rows = x.shape[0] * x.shape[1]
-    fits = num_rows <= MAX_ROWS and x.dtype == jnp.bfloat16
-    return kernels.deferred_norms and fits and all(each.o_bias is None for each in stack.layers)
-
-
-class Unscaled(NamedTuple):
-    """A residual stream, and its norm as far as the product that made it knows it."""
-
-    stream: jax.Array  # [B, N, E]
-    weighted: jax.Array  # [M, E] the stream times the norm's weight; without `squares` the norm
-    squares: jax.Array | None  # f32[T, M] sums of squares, to be added up
-
-
-def _layers_without_norms(
-    x: jax.Array,
-    kv: KV,
-    block: Block,
-    stack: LayerStack,
-    final_norm: jax.Array,
-    *,
-    inv_freq: jax.Array,
-    specs: Sequence[LayerSpec],
-    kernels: Kernels,
-    outputs: Sequence[int],
-) -> LayersOutput:
-    """`decoder_layers` with norms inside the products on both sides of them: two launches fewer."""
-    width = x.shape[-1]
-    first = rms_norm(x, stack.input_norms[0], specs[0].rms_norm_eps)
-    entered = Unscaled(x, first.reshape(-1, width), None)
-    streams, pages = [], []
-    for index, (layer_pages, spec) in enumerate(zip(kv, specs, strict=True)):
-        entered, added, layer_pages = _layer_without_norms(
-            entered,
-            layer_pages,
-            block,
-            stack.layers[index],
-            _norms_of(stack),
-            jnp.full((1,), index, jnp.int32),
-            inv_freq,
-            spec=spec,
-            kernels=kernels,
-            is_read=index in outputs,
-            is_last=index == len(specs) - 1,
-        )
-        streams.append(entered.stream)
-        pages.append(layer_pages)
-    eps = specs[-1].rms_norm_eps
-    last, hidden = add_and_norm(entered.stream, added, final_norm, None, eps, kernels, False)
-    return LayersOutput(hidden, (*streams[:-1], last), tuple(pages))
-
-
-@functools.partial(jax.jit, static_argnames=("spec", "kernels", "is_read", "is_last"))
-def _layer_without_norms(
-    entered, kv_pages, block, layer, norms, index, inv_freq, *, spec, kernels, is_read, is_last
-):
-    """(`Unscaled` behind the layer, None, pages); of the last its MLP is left to add, [B, N, E].
-
-    is_read: XLA reads the stream behind this layer.
-    """
-    input_norms, post_norms, q_norms, k_norms = norms
-    early, eps = kernels.early_launch, spec.rms_norm_eps
-    multiply = functools.partial(few_row_gemm, eps=eps, implementation=kernels.few_row_gemm)
-    like = entered.stream
-
-    def close(x, weight, stream, norm, index, *, early_launch) -> Unscaled:
-        """What comes behind a sublayer's last product."""
-        stream = stream.reshape(-1, weight.shape[0])
-        columns = sum_columns_for(len(x), *weight.shape, x.dtype)
-        stream, *others = multiply(
-            x, weight, stream, None, norm, index, sum_columns=columns, early_launch=early_launch
-        )
-        return Unscaled(stream.reshape(like.shape), *others)
-
-    with jax.named_scope("attention"):
-        qkv = multiply(
-            entered.weighted,
-            layer.qkv,
-            None,
-            entered.squares,
-            early_launch=early and layer.qkv_bias is None,
-        )
-        if layer.qkv_bias is not None:
-            qkv = qkv + layer.qkv_bias[None]
-        attended, kv_pages = attend(
-            qkv.reshape(*like.shape[:-1], -1),
-            kv_pages,
-            block,
-            q_norm=q_norms,
-            k_norm=k_norms,
-            inv_freq=inv_freq,
-            spec=spec,
-            kernels=kernels,
-            index=index,
-            early_launch=early,
-        )
-        attended = attended.reshape(len(entered.weighted), -1)
-        middle = close(attended, layer.o, like, post_norms, index, early_launch=early)
-    with jax.named_scope("mlp"):
-        y = multiply(
-            middle.weighted,
-            layer.gate_up,
-            None,
-            middle.squares,
-            swiglu=True,
-            early_launch=early,
-        )
-        if is_last:
-            added = multiply(y, layer.down, early_launch=early)
-            return middle, added.reshape(like.shape), kv_pages
-        behind = close(
-            y, layer.down, middle.stream, input_norms, index + 1, early_launch=early and not is_read
-        )
-    return behind, None, kv_pages
 
 
 def decoder_layer(

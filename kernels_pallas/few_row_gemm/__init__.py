@@ -6,17 +6,14 @@ Read `reference.py`, then `triton.py` and, for 128 and 256 rows, `many_rows.py` 
 
 from __future__ import annotations
 
-import functools
-
 import chex
 import jax
-import jax.numpy as jnp
 
 from kernels_pallas import dispatch
 from kernels_pallas.few_row_gemm import many_rows, mosaic_gpu, reference, triton
 from kernels_pallas.few_row_gemm.triton import MAX_ROWS
 
-__all__ = ["MAX_ROWS", "few_row_gemm", "parts_for", "sum_columns_for"]
+__all__ = ["MAX_ROWS", "few_row_gemm", "parts_for"]
 
 # Triton first, which leaves 65 rows and more to XLA: "mosaic_gpu" is taken where it is asked for,
 # as long as a whole step with it has not been held against XLA's (see NOTES.md). Under its name
@@ -47,55 +44,33 @@ def parts_for(
     return 0 if config is None else config.splits
 
 
-def sum_columns_for(num_rows: int, outputs: int, width: int, dtype: jnp.dtype) -> int:
-    """The columns of each sum of squares that the kernel of a product leaves behind."""
-    return triton.choose(num_rows, outputs, width, False, jnp.finfo(dtype).bits).tile_n
-
-
 def few_row_gemm(
     x: jax.Array,
     weight: jax.Array,
     residual: jax.Array | None = None,
-    squares: jax.Array | None = None,
-    next_norm: jax.Array | None = None,
-    layer: jax.Array | None = None,
     *,
     swiglu: bool = False,
     num_parts: int = 1,
-    eps: float = 1e-6,
-    sum_columns: int = 0,
     early_launch: bool = False,
     implementation: str = "xla",
-) -> jax.Array | tuple[jax.Array, jax.Array, jax.Array]:
+) -> jax.Array:
     """Returns epilogue(x @ weight.T), accumulated in f32 and rounded once.
 
     The epilogue is, with `swiglu`, silu(gate) * up of the product's two halves, then the sum with
     `residual`.
 
-    An RMSNorm between two products needs no launch: the first, with `next_norm`, leaves the stream
-    times the norm's weight and its sums of squares behind, and the second, which takes those as
-    `squares`, multiplies its sums by rsqrt(mean square + eps), one factor a row.
-
     Args:
       x: [M, E] few rows: decode and verify of a batch; see `parts_for`.
       weight: [out, E], or with `swiglu` [2 out, E], the gate's rows first.
       residual: [M, out] added to the result, or None.
-      squares: f32[T, M] whose sum over T are the sums of squares of the rows that, times a norm's
-        weight, are x; None where x is multiplied as it is.
-      next_norm: [out] weight of a norm that follows, or with `layer` [L, out], or None.
-      layer: i32[1] which of the weights, or None.
       swiglu: whether the two halves of the product are gate and up.
       num_parts: above 1 the columns are cut in so many parts, whose products are not summed:
         `add_rms_norm` does. Then there is no epilogue.
-      eps: added to the mean square.
-      sum_columns: with `next_norm` the outputs of each sum of squares, see `sum_columns_for`.
       early_launch: see `kernels_pallas.early_launch`.
       implementation: "xla", "triton", "mosaic_gpu", or what `dispatch.pick` chose.
 
     Returns:
-      [M, out] in x's dtype, or with parts f32[num_parts, M, out]. With `next_norm` that result,
-      its product with the norm's weight [M, out], both rounded from the same f32, and its sums of
-      squares f32[T, M], of `sum_columns` outputs each.
+      [M, out] in x's dtype, or with parts f32[num_parts, M, out].
     """
     num_rows, width = x.shape
     chex.assert_shape(weight, (None, width))
@@ -108,35 +83,23 @@ def few_row_gemm(
         chex.assert_type(residual, x.dtype)
     if num_parts > 1:
         chex.assert_is_divisible(width, num_parts)
-        assert residual is squares is next_norm is None and not swiglu, "parts have no epilogue"
-    if squares is not None:
-        chex.assert_shape(squares, (None, num_rows))
-        chex.assert_type(squares, jnp.float32)
-    if next_norm is not None:
-        chex.assert_shape(next_norm, (outputs,) if layer is None else (None, outputs))
-        assert sum_columns, "next_norm needs sum_columns"
-    if layer is not None:
-        chex.assert_shape(layer, (1,))
-        chex.assert_type(layer, jnp.int32)
-    args = (x, weight, residual, squares, next_norm, layer)
+        assert residual is None and not swiglu, "parts have no epilogue"
     by, interpret = dispatch.parse("few_row_gemm", implementation)
     if by == dispatch.XLA:
-        run = functools.partial(reference.few_row_gemm, swiglu=swiglu, num_parts=num_parts)
-        return run(*args, eps=eps, sum_columns=sum_columns)
+        return reference.few_row_gemm(x, weight, residual, swiglu=swiglu, num_parts=num_parts)
     config = None
     if by == "mosaic_gpu" and num_rows > MAX_ROWS and residual is None:
         split = num_parts > 1
         config = many_rows.choose(num_rows, outputs, width, swiglu=swiglu, may_split=split)
     if isinstance(config, mosaic_gpu.Config):
-        assert squares is next_norm is None, "only few rows come with norms"
         chex.assert_equal(config.splits, num_parts)
         return mosaic_gpu.few_row_gemm(x, weight, swiglu=swiglu, config=config, interpret=interpret)
     return triton.few_row_gemm(
-        *args,
+        x,
+        weight,
+        residual,
         swiglu=swiglu,
         num_parts=num_parts,
-        eps=eps,
-        sum_columns=sum_columns,
         early_launch=early_launch and not interpret,
         interpret=interpret,
         config=config,

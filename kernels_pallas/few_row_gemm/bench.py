@@ -33,7 +33,6 @@ def bench() -> list[measure.Row]:
                 few_row_gemm,
                 swiglu=case.swiglu,
                 num_parts=num_parts,
-                sum_columns=case.sum_columns,
                 implementation=implementation,
             )
             us = roofline.cold_time(run, sets, repeats=20)
@@ -68,17 +67,11 @@ def _copy_row(num_bytes: int, bandwidth: float) -> measure.Row:
 def _input_sets(case: Case):
     """Sets of arguments with weights of their own, and the bytes of one."""
     weight_rows = case.outputs * (2 if case.swiglu else 1)
-    keys = jax.random.split(jax.random.key(0), 5)
+    keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(keys[0], (case.num_rows, case.width), case.dtype)
     residual = None
     if case.residual:
         residual = jax.random.normal(keys[1], (case.num_rows, case.outputs), case.dtype)
-    squares = next_norm = layer = None
-    if case.squares:
-        squares = jax.random.uniform(keys[3], (case.squares, case.num_rows))
-    if case.layers:
-        next_norm = jax.random.normal(keys[4], (case.layers, case.outputs), case.dtype)
-        layer = jnp.full((1,), case.layers - 1, jnp.int32)
     itemsize = jnp.dtype(case.dtype).itemsize
     num_bytes = weight_rows * case.width * itemsize
     weights = [
@@ -86,8 +79,7 @@ def _input_sets(case: Case):
         for key in jax.random.split(keys[2], roofline.cold_sets(num_bytes))
     ]
     small = case.num_rows * (case.width + case.outputs * (2 if case.residual else 1))
-    others = (residual, squares, next_norm, layer)
-    return [(x, weight, *others) for weight in weights], num_bytes + small * itemsize
+    return [(x, weight, residual) for weight in weights], num_bytes + small * itemsize
 
 
 if __name__ == "__main__":

@@ -22,9 +22,6 @@ class Case(NamedTuple):
     swiglu: bool = False
     dtype: str = "float32"
     num_parts: int = 1
-    squares: int = 0  # sums of squares that come with x
-    layers: int = 0  # whose norms may follow
-    sum_columns: int = 0  # with such a norm, what the kernel's programs have
 
 
 CASES = (
@@ -43,17 +40,6 @@ CASES = (
     Case("largest, 17 rows", 17, 4104, 264, dtype="bfloat16"),
     Case("one row, bfloat16", 1, 133, 576, dtype="bfloat16"),
     Case("one row, swiglu and residual", 1, 52, 1536, True, True, "bfloat16"),
-    Case("squares, float32", 3, 67, 131, squares=5),
-    Case("a norm follows, float32", 3, 67, 131, residual=True, layers=3, sum_columns=32),
-    Case("squares and swiglu, bfloat16", 17, 96, 512, False, True, "bfloat16", squares=9),
-    Case("one row, squares", 1, 133, 576, dtype="bfloat16", squares=36),
-    Case("one row, squares and swiglu", 1, 52, 576, False, True, "bfloat16", squares=3),
-    Case("one row, a norm follows", 1, 66, 1536, True, False, "bfloat16", 1, 0, 2, 4),
-    Case("a norm follows, bfloat16", 9, 200, 1536, True, False, "bfloat16", 1, 0, 4, 16),
-    Case("large, a norm follows", 17, 2561, 80, True, False, "bfloat16", 1, 0, 1, 64),
-    Case("large and wide, a norm follows", 2, 2560, 5184, True, False, "bfloat16", 1, 0, 2, 32),
-    Case("all at once", 5, 72, 256, True, False, "bfloat16", 1, 7, 2, 16),
-    Case("largest, squares", 64, 4104, 264, dtype="bfloat16", squares=128),
 )
 
 # One for each way that `many_rows.choose` goes.
@@ -94,24 +80,6 @@ BENCH_CASES = (
     Case("gate_up + swiglu, 32 rows", 32, 12288, 4096, swiglu=True, dtype="bfloat16"),
     Case("down + residual, 16 rows", 16, 4096, 12288, residual=True, dtype="bfloat16"),
     *(
-        Case(f"{name}, {num_rows} rows", num_rows, *sizes, **more, dtype="bfloat16")
-        for num_rows in (1, 16)
-        for name, sizes, more in (
-            ("norm + qkv", (6144, 4096), {"squares": 128}),
-            (
-                "o + residual + norm",
-                (4096, 4096),
-                {"residual": True, "layers": 36, "sum_columns": 64},
-            ),
-            ("norm + gate_up + swiglu", (12288, 4096), {"squares": 64, "swiglu": True}),
-            (
-                "down + residual + norm",
-                (4096, 12288),
-                {"residual": True, "layers": 36, "sum_columns": 32},
-            ),
-        )
-    ),
-    *(
         Case(f"{name}, {num_rows} rows", num_rows, outputs, width, **more, dtype="bfloat16")
         for num_rows, o_parts in ((128, 2), (256, 1))
         for name, outputs, width, more in (
@@ -135,11 +103,4 @@ def make_inputs(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
     x = normal(case.num_rows, case.width)
     weight = normal(rows, case.width, scale=case.width**-0.5)
     residual = normal(case.num_rows, case.outputs) if case.residual else None
-    squares = next_norm = layer = None
-    if case.squares:
-        sums = rng.uniform(0.0, 2.0 * case.width / case.squares, (case.squares, case.num_rows))
-        squares = array(sums, "float32")
-    if case.layers:
-        next_norm, layer = normal(case.layers, case.outputs), array([case.layers - 1], "int32")
-    static = {"swiglu": case.swiglu, "num_parts": case.num_parts, "sum_columns": case.sum_columns}
-    return (x, weight, residual, squares, next_norm, layer), static
+    return (x, weight, residual), {"swiglu": case.swiglu, "num_parts": case.num_parts}

@@ -72,18 +72,13 @@ def few_row_gemm(
     x: jax.Array,
     weight: jax.Array,
     residual: jax.Array | None,
-    squares: jax.Array | None = None,
-    next_norm: jax.Array | None = None,
-    layer: jax.Array | None = None,
     *,
     swiglu: bool,
     num_parts: int = 1,
-    eps: float = 1e-6,
-    sum_columns: int = 0,
     early_launch: bool = False,
     interpret: bool,
     config: Config | None = None,
-) -> jax.Array | tuple[jax.Array, jax.Array, jax.Array]:
+) -> jax.Array:
     """See `few_row_gemm`. Grid: (tiles of outputs, splits)."""
     num_rows, width = x.shape
     outputs = weight.shape[0] // (2 if swiglu else 1)
@@ -91,51 +86,34 @@ def few_row_gemm(
         config = choose(num_rows, outputs, width, swiglu, jnp.finfo(x.dtype).bits)
         config = config._replace(splits=num_parts)
     split = config.splits > 1
-    ends = [swiglu, residual is not None, squares is not None, next_norm is not None]
-    assert not (split and any(ends)), "the parts are not summed here"
+    assert not (split and (swiglu or residual is not None)), "the parts are not summed here"
     shape = jax.ShapeDtypeStruct((num_rows, outputs), x.dtype)
     parts = jax.ShapeDtypeStruct((config.splits, num_rows, outputs), jnp.float32)
-    shapes = parts if split else shape
-    norm = ()
-    if next_norm is not None:
-        assert sum_columns == config.tile_n, f"{sum_columns=} where a program has {config.tile_n}"
-        num_sums = -(-outputs // config.tile_n)
-        shapes = (shape, shape, jax.ShapeDtypeStruct((num_sums, num_rows), jnp.float32))
-        norm = (next_norm,) if layer is None else (next_norm, layer)
-    return pl.pallas_call(
+    result = pl.pallas_call(
         functools.partial(
             _one_row if config.whole else _kernel,
             swiglu=swiglu,
-            eps=eps,
             config=config,
             early_launch=early_launch,
         ),
         name="few_row_gemm",
         grid=(-(-outputs // config.tile_n), config.splits),
-        out_shape=shapes,
+        out_shape=parts if split else shape,
         compiler_params=pltriton.CompilerParams(
             num_warps=config.num_warps, num_stages=config.num_stages
         ),
         interpret=interpret,
-    )(
-        x,
-        weight,
-        () if residual is None else (residual,),
-        () if squares is None else (squares,),
-        norm,
-    )
+    )(x, weight, () if residual is None else (residual,))
+    return result
 
 
 def _kernel(
     x_ref,  # [M, E]
     weight_ref,  # [out, E]; with swiglu [2 out, E], the gate's rows first
     residual_refs,  # ([M, out],) or ()
-    squares_refs,  # (f32[T, M],) or ()
-    norm_refs,  # (), ([out],) or ([L, out], i32[1])
     out_ref,  # [M, out]; with splits f32[splits, M, out]
-    *normed_refs,  # with a norm: [M, out], f32[tiles of outputs, M]
+    *,
     swiglu,
-    eps,
     config,
     early_launch,
 ):
@@ -168,17 +146,11 @@ def _kernel(
             sums.append(acc + (_dot(w, x.T) if config.weight_first else _dot(x, w.T)))
         return tuple(sums)
 
-    # Asked for before the products, and added up behind them: nothing waits for it.
-    squares = [_load_squares(ref, row, row < num_rows) for ref in squares_refs]
     m_axis = 1 if config.weight_first else 0
     rows, columns = jnp.expand_dims(row, 1 - m_axis), jnp.expand_dims(column, m_axis)
     shape = jnp.broadcast_shapes(rows.shape, columns.shape)
     accs = tuple(jnp.zeros(shape, jnp.float32) for _ in range(2 if swiglu else 1))
-    accs = jax.lax.fori_loop(0, steps, step, accs)
-    for each in squares:
-        factor = jax.lax.rsqrt(jnp.sum(each, axis=0) / width + eps)
-        accs = tuple(acc * jnp.expand_dims(factor, 1 - m_axis) for acc in accs)
-    out, *up = accs
+    out, *up = jax.lax.fori_loop(0, steps, step, accs)
     if swiglu:
         out = out / (1.0 + jnp.exp(-out)) * up[0]
     inside = (rows < num_rows) & (columns < outputs)
@@ -187,25 +159,15 @@ def _kernel(
         out = out + residual.astype(jnp.float32)
     at = (rows, columns) if config.splits == 1 else (split, rows, columns)
     pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside)
-    if normed_refs:
-        scaled_ref, sums_ref = normed_refs
-        norm = jnp.expand_dims(_load_norm(norm_refs, column, column < outputs), m_axis)
-        pltriton.store(scaled_ref.at[at], (out * norm).astype(scaled_ref.dtype), mask=inside)
-        kept = jnp.where(columns < outputs, out, 0.0)
-        sums = jnp.sum(kept * kept, axis=1 - m_axis)
-        pltriton.store(sums_ref.at[pl.program_id(0), row], sums, mask=row < num_rows)
 
 
 def _one_row(
     x_ref,  # [1, E]
     weight_ref,  # [out, E]; with swiglu [2 out, E], the gate's rows first
     residual_refs,  # ([1, out],) or ()
-    squares_refs,  # (f32[T, 1],) or ()
-    norm_refs,  # (), ([out],) or ([L, out], i32[1])
     out_ref,  # [1, out]
-    *normed_refs,  # with a norm: [1, out], f32[tiles of outputs, 1]
+    *,
     swiglu,
-    eps,
     config,
     early_launch,
 ):
@@ -223,39 +185,13 @@ def _one_row(
         for part in range(2 if swiglu else 1)
     ]
     x = pltriton.load(x_ref.at[zero, k], mask=k < width, other=0.0).astype(jnp.float32)
-    sums = [jnp.sum(w.astype(jnp.float32) * x[None, :], axis=1) for w in weights]
-    for ref in squares_refs:
-        of_all = jnp.sum(_load_squares(ref, zero, True))
-        sums = [each * jax.lax.rsqrt(of_all / width + eps) for each in sums]
-    out, *up = sums
+    out, *up = (jnp.sum(w.astype(jnp.float32) * x[None, :], axis=1) for w in weights)
     if swiglu:
         out = out / (1.0 + jnp.exp(-out)) * up[0]
     if residual_refs:
         residual = pltriton.load(residual_refs[0].at[zero, column], mask=inside, other=0.0)
         out = out + residual.astype(jnp.float32)
     pltriton.store(out_ref.at[zero, column], out.astype(out_ref.dtype), mask=inside)
-    if normed_refs:
-        scaled_ref, sums_ref = normed_refs
-        scaled = (out * _load_norm(norm_refs, column, inside)).astype(scaled_ref.dtype)
-        pltriton.store(scaled_ref.at[zero, column], scaled, mask=inside)
-        kept = jnp.where(inside, out, 0.0)
-        pltriton.store(sums_ref.at[pl.program_id(0), zero], jnp.sum(kept * kept))
-
-
-def _load_squares(ref: jax.Array, row: jax.Array, inside: jax.Array | bool) -> jax.Array:
-    """f32[T, rows] of f32[T, M], padded to powers of two; of a scalar row f32[T]."""
-    tile = jnp.arange(pl.next_power_of_2(ref.shape[0]), dtype=jnp.int32)
-    if row.ndim:
-        tile, row, inside = tile[:, None], row[None, :], inside[None, :]
-    return pltriton.load(ref.at[tile, row], mask=(tile < ref.shape[0]) & inside, other=0.0)
-
-
-def _load_norm(refs: tuple[jax.Array, ...], column: jax.Array, inside: jax.Array) -> jax.Array:
-    """f32[columns] of a norm's weight."""
-    weight_ref, *layer = refs
-    at = tuple(pltriton.load(ref.at[jnp.int32(0)]) for ref in layer)
-    weight = pltriton.load(weight_ref.at[(*at, column)], mask=inside, other=0.0)
-    return weight.astype(jnp.float32)
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:

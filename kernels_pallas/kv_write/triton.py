@@ -113,11 +113,11 @@ def _kernel(
     x = halves
     for refs, of_these in zip(norm_refs, (is_q, ~is_q), strict=True):
         if refs:
-            normed = normalize(halves, load_weights(refs[0], layer), eps)
+            normed = normalize(halves, lambda lane, ref=refs[0]: ref.at[(*layer, lane)], eps)
             x = tuple(
                 jnp.where(of_these[:, None], new, old) for new, old in zip(normed, x, strict=True)
             )
-    x = rotate(x, *turns(pltriton.load(positions_ref.at[token]), load_lanes(inv_freq_ref)))
+    x = rotate(x, pltriton.load(positions_ref.at[token]), inv_freq_ref)
     x = tuple(jnp.where(is_v[:, None], old, new) for new, old in zip(x, halves, strict=True))
     store_halves(lambda lane: q_ref.at[token, head[:, None], lane], x, is_q)
     loc = pltriton.load(kv_locs_ref.at[token])
@@ -136,64 +136,41 @@ def _kernel(
 
 
 def load_halves(at, dim, inside):
-    """The two halves, f32[..., D / 2], of the rows that `at(lane)` points to."""
-    lane = _lanes(inside.ndim, dim // 2)
+    """The two halves, f32[heads, D / 2], of the rows that `at(lane)` points to."""
+    lane = jnp.arange(dim // 2, dtype=jnp.int32)[None, :]
     return tuple(
-        pltriton.load(at(lane + first), mask=inside[..., None], other=0.0).astype(jnp.float32)
+        pltriton.load(at(lane + first), mask=inside[:, None], other=0.0).astype(jnp.float32)
         for first in (0, dim // 2)
     )
 
 
 def store_halves(at, halves, inside):
     """Writes both halves where `at(lane)` points to, in the type kept there."""
-    half = halves[0].shape[-1]
-    lane = _lanes(inside.ndim, half)
+    half = halves[0].shape[1]
+    lane = jnp.arange(half, dtype=jnp.int32)[None, :]
     for first, x in zip((0, half), halves, strict=True):
         ref = at(lane + first)
-        pltriton.store(ref, x.astype(ref.dtype), mask=inside[..., None])
+        pltriton.store(ref, x.astype(ref.dtype), mask=inside[:, None])
 
 
-def _lanes(num_axes, half):
+def normalize(halves, weight_at, eps):
+    """RMSNorm of each row; `weight_at(lane)` points to the weight, [D]."""
+    half = halves[0].shape[1]
+    squares = sum(jnp.sum(x * x, axis=1, keepdims=True) for x in halves)
+    factor = jax.lax.rsqrt(squares / (2 * half) + eps)
     lane = jnp.arange(half, dtype=jnp.int32)
-    return lane.reshape((1,) * num_axes + lane.shape)
-
-
-def load_lanes(ref):
-    """All of a row."""
-    return pltriton.load(ref.at[jnp.arange(ref.shape[0], dtype=jnp.int32)])
-
-
-def load_weights(ref, layer):
-    """The two halves, f32[D / 2], of a norm's weight; layer: (), or (which row of [L, D],)."""
-    lane = jnp.arange(ref.shape[-1] // 2, dtype=jnp.int32)
-    return tuple(
-        pltriton.load(ref.at[(*layer, lane + first)]).astype(jnp.float32)
-        for first in (0, ref.shape[-1] // 2)
+    weights = tuple(
+        pltriton.load(weight_at(lane + first)).astype(jnp.float32)[None, :] for first in (0, half)
     )
+    return tuple(x * factor * weight for x, weight in zip(halves, weights, strict=True))
 
 
-def normalize(halves, weights, eps):
-    """RMSNorm of each row; weights: the halves of its weight."""
-    squares = sum(jnp.sum(x * x, axis=-1, keepdims=True) for x in halves)
-    factor = jax.lax.rsqrt(squares / (2 * halves[0].shape[-1]) + eps)
-    return tuple(
-        x * factor * jnp.expand_dims(weight, range(x.ndim - 1))
-        for x, weight in zip(halves, weights, strict=True)
-    )
-
-
-def turns(position, inv_freq):
-    """sin and cos of position * inv_freq, f32[..., D / 2]; of a single position [1, D / 2]."""
-    if not position.ndim:
-        sin, cos = sin_cos(position.astype(jnp.float32) * inv_freq)
-        return sin[None, :], cos[None, :]
-    inv_freq = jnp.expand_dims(inv_freq, range(position.ndim))
-    return sin_cos(position.astype(jnp.float32)[..., None] * inv_freq)
-
-
-def rotate(halves, sin, cos):
-    """Rotate-half by angles whose sin and cos these are."""
+def rotate(halves, position, inv_freq_ref):
+    """Rotate-half by the angles position * inv_freq."""
     first, second = halves
+    lane = jnp.arange(first.shape[1], dtype=jnp.int32)
+    angles = position.astype(jnp.float32) * pltriton.load(inv_freq_ref.at[lane])
+    sin, cos = (x[None, :] for x in sin_cos(angles))
     return first * cos - second * sin, second * cos + first * sin
 
 

@@ -11,13 +11,10 @@ from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas.kv_write.triton import (
     load_halves,
-    load_lanes,
-    load_weights,
     normalize,
     refuses,
     rotate,
     store_halves,
-    turns,
 )
 
 __all__ = ["kv_write_context", "refuses"]
@@ -77,8 +74,8 @@ def _kernel(
     )
     k = halves
     if norm_refs:
-        k = normalize(k, load_weights(norm_refs[0], (layer,)), eps)
-    k = rotate(k, *turns(pltriton.load(positions_ref.at[token]), load_lanes(inv_freq_ref)))
+        k = normalize(k, lambda lane: norm_refs[0].at[layer, lane], eps)
+    k = rotate(k, pltriton.load(positions_ref.at[token]), inv_freq_ref)
     x = tuple(jnp.where(is_v[:, None], v, k) for v, k in zip(halves, k, strict=True))
     loc = pltriton.load(kv_locs_ref.at[token])
 

@@ -19,14 +19,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    lens: jax.Array,
-    *,
-    block: int,
-    window: int | None,
-    tile: int,
-    reach: int,
-    shares: int,
-    block_apart: bool = False,
+    lens: jax.Array, *, block: int, window: int | None, tile: int, reach: int, shares: int
 ) -> Plan:
     """Cuts long rows so that every program gets about one share of the batch's KV.
 
@@ -40,13 +33,11 @@ def make_plan(
       tile: rows of KV of one step.
       reach: rows of KV that the page table reaches.
       shares: the parts into which the batch's KV is cut.
-      block_apart: whether the block is a tile of its own, behind those of the rows before it.
     """
     batch = lens.shape[0]
-    rows = lens if block_apart else lens + block
-    end = (jnp.minimum(rows, reach) + (tile - 1)) // tile
+    end = (jnp.minimum(lens + block, reach) + (tile - 1)) // tile
     first = 0 if window is None else jnp.maximum(lens - (window - 1), 0) // tile
-    tiles = end - first + 1 if block_apart else jnp.maximum(end - first, 1)
+    tiles = jnp.maximum(end - first, 1)
     all_tiles = jnp.sum(tiles, dtype=jnp.int32)
     # Rounded to the nearest: the sum of a share rounded, but at least one, is below B + shares.
     splits = (2 * shares * tiles + all_tiles) // (2 * all_tiles)

@@ -14,7 +14,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch, limits
 from kernels_pallas.early_launch import program_id
-from kernels_pallas.paged_attention.plan import Plan, make_plan
+from kernels_pallas.paged_attention.plan import make_plan
 
 _MASKED = -1e30  # finite: a row with nothing visible yet stays free of inf - inf
 _LOG2_E = math.log2(math.e)
@@ -137,43 +137,17 @@ def paged_attention(
         compiler_params=params,
         interpret=interpret,
     )(q, kv_pages, page_table, lens, masks, (plan.programs,))
-    return merge(
-        out,
-        plan,
-        tuple(partial),
-        group=group,
-        shares=config.shares,
-        most_rows=config.tile_merge,
-        early_launch=early_launch,
-        interpret=interpret,
-    )
-
-
-def merge(
-    out: jax.Array,
-    plan: Plan,
-    partial: tuple[jax.Array, ...],
-    *,
-    group: int,
-    shares: int,
-    most_rows: int,
-    early_launch: bool,
-    interpret: bool,
-) -> jax.Array:
-    """Adds up what the splits of a row found, and puts it into `out`, [B, N, H, D].
-
-    partial: f32 acc[S, J, R, D], m[S, J, R] in units of log2, total[S, J, R]; R is N * H // J.
-    """
-    _, kv_heads, rows, dim = partial[0].shape
-    tile = min(pl.next_power_of_2(rows), most_rows)
+    tile = min(pl.next_power_of_2(rows), config.tile_merge)
     return pl.pallas_call(
-        functools.partial(_merge, tile=tile, group=group, shares=shares, early_launch=early_launch),
+        functools.partial(
+            _merge, tile=tile, group=group, shares=config.shares, early_launch=early_launch
+        ),
         name="paged_attention_merge",
         grid=(-(-rows // tile), kv_heads, plan.split_rows.shape[0]),
-        out_shape=jax.ShapeDtypeStruct(out.shape, out.dtype),
+        out_shape=out_shape,
         input_output_aliases={0: 0},
         compiler_params=pltriton.CompilerParams(
-            num_warps=max(1, min(8, pl.next_power_of_2(shares) * tile * dim // 1024)),
+            num_warps=max(1, min(8, pl.next_power_of_2(config.shares) * tile * dim // 1024)),
             num_stages=1,
         ),
         interpret=interpret,
@@ -204,13 +178,21 @@ def _attend(
     first = program_id(0, early_launch)
     j, q_tile = first // q_tiles, first % q_tiles
     program = pl.program_id(1)
-    b, split, splits, length = share_of(program, plan_refs, lens_ref)
+    if plan_refs:
+        # Scalars out of memory, not computed here from all lengths: what a reduction yields the
+        # compiler takes for different in each thread, and the loops lose 0.6 us a step.
+        at = [plan_refs[0].at[program, jnp.int32(column)] for column in range(4)]
+        b, split, splits, length = (pltriton.load(ref) for ref in at)
+    else:
+        b, split, splits = program, jnp.int32(0), jnp.int32(1)
+        length = pltriton.load(lens_ref.at[b])
     row = q_tile * config.tile_q + jnp.arange(config.tile_q, dtype=jnp.int32)
     inside = row < rows
     i, head = row // group, j * group + row % group
     lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
     q_at = (b, i[:, None], head[:, None], lane)
     q = pltriton.load(q_ref.at[q_at], mask=inside[:, None] & (splits > 0), other=0.0)
+    q_position = length + i
 
     # KV rows that the block may see, and this program's share of their tiles.
     start = jnp.int32(0) if window is None else jnp.maximum(length - (window - 1), 0)
@@ -220,154 +202,90 @@ def _attend(
     low = first_tile + split * each
     high = jnp.where(splits > 0, jnp.minimum(low + each, end_tile), low)
 
-    kv = Tiles(kv_ref, page_table_ref, b, j, tile)
+    def pages_of(t):
+        """The page of tile t, or of each of its rows where a tile spans several."""
+        if page_size % tile == 0:
+            column = jnp.minimum(t * tile // page_size, columns - 1)
+            return pltriton.load(page_table_ref.at[b, column])
+        column = (t * tile + jnp.arange(tile, dtype=jnp.int32)) // page_size
+        return pltriton.load(page_table_ref.at[b, column], mask=column < columns, other=0)
+
+    def load(kv_index, t, pages, position, keep):
+        if page_size % tile == 0:
+            offset = pl.ds(t * tile % page_size, tile)
+            ref = kv_ref.at[pages, jnp.int32(kv_index), j, offset]
+        else:
+            ref = kv_ref.at[pages[:, None], kv_index, j, (position % page_size)[:, None], lane]
+        if keep is None:
+            return pltriton.load(ref)
+        return pltriton.load(ref, mask=keep[:, None], other=0.0)
 
     def step(t, carry, *, masked):
-        pages, *found = carry
-        position = kv.positions(t)
+        pages, m, total, acc = carry
+        position = t * tile + jnp.arange(tile, dtype=jnp.int32)
         keep = (position >= start) & (position < end) if masked else None
-        k, v = kv.load(0, t, pages, keep), kv.load(1, t, pages, keep)
+        k = load(0, t, pages, position, keep)
+        v = load(1, t, pages, position, keep)
         # A step ahead, so that no load of KV waits for the page's number first.
-        pages = kv.pages_of(t + 1)
-        visible = None
+        pages = pages_of(t + 1)
+        scores = _dot(q, k.T) * (scale * _LOG2_E)
         if masked:
             visible = see(position)
+            scores = jnp.where(visible, scores, _MASKED)
             # A row of the block that an earlier query must not see may hold NaN.
             sound = (jnp.abs(v.astype(jnp.float32)) < jnp.inf) | (position < length)[:, None]
             v = jnp.where(sound, v, jnp.zeros_like(v))
-        return pages, *fold(found, q, k, v, visible, scale)
+        m_next = jnp.maximum(m, jnp.max(scores, axis=1))
+        p = jnp.exp2(scores - m_next[:, None])
+        if masked:
+            p = jnp.where(visible, p, 0.0)
+        alpha = jnp.exp2(m - m_next)
+        total = total * alpha + jnp.sum(p, axis=1)
+        return pages, m_next, total, acc * alpha[:, None] + _dot(p.astype(v.dtype), v)
 
     def see(position):
         """bool[tile_q, tile_kv]: as `_visible` of the reference."""
-        within = (position < end)[None, :]
+        position = position[None, :]
+        within = position < end
         if block_mask_refs:
-            return within & see_by_mask(position - length, block_mask_refs[0], b, i, inside)
-        q_position = length + i
-        return within & see_in_order(position, q_position, length + block, causal, window)
+            j_in_block = position - length
+            word = jnp.zeros((config.tile_q, 1), jnp.uint32)
+            for w in range(block_mask_refs[0].shape[2]):
+                words = pltriton.load(block_mask_refs[0].at[b, i, w], mask=inside, other=0)
+                word = jnp.where(j_in_block // 32 == w, words[:, None], word)
+            bit = (word >> (j_in_block % 32).astype(jnp.uint32)) & jnp.uint32(1)
+            return within & ((j_in_block < 0) | (bit == 1))
+        visible = position <= q_position[:, None] if causal else position < length + block
+        visible &= within
+        if window is not None:
+            visible &= q_position[:, None] - position < window
+            if not causal:
+                visible &= position - q_position[:, None] < window
+        return visible
 
-    carry = (kv.pages_of(low), *nothing_found(config.tile_q, dim))
+    carry = (
+        pages_of(low),
+        jnp.full((config.tile_q,), _MASKED, jnp.float32),
+        jnp.zeros((config.tile_q,), jnp.float32),
+        jnp.zeros((config.tile_q, dim), jnp.float32),
+    )
     if window is None:
         # Tiles before the block are seen whole, and need neither masks nor care for NaN.
         whole = jnp.clip(length // tile, low, jnp.maximum(low, high))
         carry = jax.lax.fori_loop(low, whole, functools.partial(step, masked=False), carry)
         low = whole
-    _, *found = jax.lax.fori_loop(low, high, functools.partial(step, masked=True), carry)
-    put(found, splits, out_ref.at[q_at], partial_refs, (program, j, row), inside)
-
-
-def share_of(program, plan_refs, lens_ref):
-    """(row, split of it, splits it has, its length) of a program."""
-    if not plan_refs:
-        return program, jnp.int32(0), jnp.int32(1), pltriton.load(lens_ref.at[program])
-    # Scalars out of memory, not computed here from all lengths: what a reduction yields the
-    # compiler takes for different in each thread, and the loops lose 0.6 us a step.
-    at = [plan_refs[0].at[program, jnp.int32(column)] for column in range(4)]
-    return tuple(pltriton.load(ref) for ref in at)
-
-
-class Tiles(NamedTuple):
-    """The KV of row b and KV head j, read through its pages in tiles of so many rows."""
-
-    kv_ref: Any  # [P, 2, J, G, D]
-    page_table_ref: Any  # i32[B, M]
-    b: jax.Array
-    j: jax.Array
-    size: int
-
-    def positions(self, t):
-        """i32[size] of the rows of tile t."""
-        return t * self.size + jnp.arange(self.size, dtype=jnp.int32)
-
-    def pages_of(self, t):
-        """The page of tile t, or of each of its rows where a tile spans several."""
-        page_size, columns = self.kv_ref.shape[3], self.page_table_ref.shape[1]
-        if page_size % self.size == 0:
-            column = jnp.minimum(t * self.size // page_size, columns - 1)
-            return pltriton.load(self.page_table_ref.at[self.b, column])
-        column = self.positions(t) // page_size
-        at = self.page_table_ref.at[self.b, column]
-        return pltriton.load(at, mask=column < columns, other=0)
-
-    def load(self, kv_index, t, pages, keep):
-        """K (0) or V (1) of tile t, [size, D]; 0 where `keep` is False."""
-        page_size, dim = self.kv_ref.shape[3:]
-        if page_size % self.size == 0:
-            offset = pl.ds(t * self.size % page_size, self.size)
-            ref = self.kv_ref.at[pages, jnp.int32(kv_index), self.j, offset]
-        else:
-            lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
-            offset = (self.positions(t) % page_size)[:, None]
-            ref = self.kv_ref.at[pages[:, None], kv_index, self.j, offset, lane]
-        if keep is None:
-            return pltriton.load(ref)
-        return pltriton.load(ref, mask=keep[:, None], other=0.0)
-
-
-def see_by_mask(j_in_block, block_mask_ref, b, i, inside):
-    """bool[tile_q, T]: whether query i sees what lies so far behind the block's first row."""
-    j_in_block = j_in_block[None, :]
-    word = jnp.zeros((i.shape[0], 1), jnp.uint32)
-    for w in range(block_mask_ref.shape[2]):
-        words = pltriton.load(block_mask_ref.at[b, i, w], mask=inside, other=0)
-        word = jnp.where(j_in_block // 32 == w, words[:, None], word)
-    bit = (word >> (j_in_block % 32).astype(jnp.uint32)) & jnp.uint32(1)
-    return (j_in_block < 0) | (bit == 1)
-
-
-def see_in_order(position, q_position, end, causal, window):
-    """bool[tile_q, T]: what queries see of positions; end: of the block."""
-    position, q_position = position[None, :], q_position[:, None]
-    visible = position <= q_position if causal else position < end
-    if window is not None:
-        visible &= q_position - position < window
-        if not causal:
-            visible &= position - q_position < window
-    return visible
-
-
-def nothing_found(tile_q, dim):
-    """m, total and acc of an online softmax at its start."""
-    return (
-        jnp.full((tile_q,), _MASKED, jnp.float32),
-        jnp.zeros((tile_q,), jnp.float32),
-        jnp.zeros((tile_q, dim), jnp.float32),
-    )
-
-
-def fold(found, q, k, v, visible, scale):
-    """Takes one more tile into m, total and acc; visible: None where all of it is."""
-    m, total, acc = found
-    scores = _dot(q, k.T) * (scale * _LOG2_E)
-    if visible is not None:
-        scores = jnp.where(visible, scores, _MASKED)
-    m_next = jnp.maximum(m, jnp.max(scores, axis=1))
-    p = jnp.exp2(scores - m_next[:, None])
-    if visible is not None:
-        p = jnp.where(visible, p, 0.0)
-    alpha = jnp.exp2(m - m_next)
-    total = total * alpha + jnp.sum(p, axis=1)
-    return m_next, total, acc * alpha[:, None] + _dot(p.astype(v.dtype), v)
-
-
-def put(found, splits, out_ref, partial_refs, at, inside):
-    """Stores the result of a row that is not split, or what a split found.
-
-    out_ref: where the rows of the result are, [tile_q, D]. at: (program, j, rows) of the parts.
-    """
-    m, total, acc = found
+    _, m, total, acc = jax.lax.fori_loop(low, high, functools.partial(step, masked=True), carry)
 
     @pl.when(splits == 1)
     def _store_result():
         out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
-        pltriton.store(out_ref, out.astype(out_ref.dtype), mask=inside[:, None])
+        pltriton.store(out_ref.at[q_at], out.astype(q.dtype), mask=inside[:, None])
 
     if partial_refs:
 
         @pl.when(splits > 1)
         def _store_part():
             acc_ref, m_ref, total_ref = partial_refs
-            program, j, row = at
-            lane = jnp.arange(acc.shape[1], dtype=jnp.int32)[None, :]
             pltriton.store(acc_ref.at[program, j, row[:, None], lane], acc, mask=inside[:, None])
             pltriton.store(m_ref.at[program, j, row], m, mask=inside)
             pltriton.store(total_ref.at[program, j, row], total, mask=inside)
@@ -387,38 +305,30 @@ def _merge(
     early_launch,
 ):
     """Adds up what the splits of a row found. Grid: (tiles of query rows, J, split rows)."""
+    rows, dim = acc_ref.shape[2:]
     j, place = pl.program_id(1), pl.program_id(2)
     at = [split_rows_ref.at[place, jnp.int32(column)] for column in range(3)]
     b, first, splits = (pltriton.load(ref) for ref in at)
     row = program_id(0, early_launch) * tile + jnp.arange(tile, dtype=jnp.int32)
+    lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
+    inside = row < rows
+
+    split = jnp.arange(pl.next_power_of_2(shares), dtype=jnp.int32)
 
     @pl.when(splits > 1)
     def _add_up():
-        partial_refs, inside = (acc_ref, m_ref, total_ref), row < acc_ref.shape[2]
-        add_up(partial_refs, out_ref, b, j, row, inside, first, splits, group, shares)
-
-
-def add_up(partial_refs, out_ref, b, j, row, inside, first, splits, group, shares):
-    """Makes some query rows, i32[tile], of row b and KV head j from what its splits found.
-
-    inside: bool[tile] which of them there are.
-    """
-    acc_ref, m_ref, total_ref = partial_refs
-    dim = acc_ref.shape[3]
-    lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
-    split = jnp.arange(pl.next_power_of_2(shares), dtype=jnp.int32)
-    keep = inside[None, :] & (split < splits)[:, None]
-    at = ((first + split)[:, None], j, row[None, :])
-    m = pltriton.load(m_ref.at[at], mask=keep, other=_MASKED)
-    total = pltriton.load(total_ref.at[at], mask=keep, other=0.0)
-    at = ((first + split)[:, None, None], j, row[None, :, None], lane[None])
-    acc = pltriton.load(acc_ref.at[at], mask=keep[:, :, None], other=0.0)
-    weight = jnp.exp2(m - jnp.max(m, axis=0, keepdims=True))
-    total = jnp.sum(weight * total, axis=0)
-    acc = jnp.sum(weight[:, :, None] * acc, axis=0)
-    out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
-    at = (b, (row // group)[:, None], (j * group + row % group)[:, None], lane)
-    pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside[:, None])
+        keep = inside[None, :] & (split < splits)[:, None]
+        at = ((first + split)[:, None], j, row[None, :])
+        m = pltriton.load(m_ref.at[at], mask=keep, other=_MASKED)
+        total = pltriton.load(total_ref.at[at], mask=keep, other=0.0)
+        at = ((first + split)[:, None, None], j, row[None, :, None], lane[None])
+        acc = pltriton.load(acc_ref.at[at], mask=keep[:, :, None], other=0.0)
+        weight = jnp.exp2(m - jnp.max(m, axis=0, keepdims=True))
+        total = jnp.sum(weight * total, axis=0)
+        acc = jnp.sum(weight[:, :, None] * acc, axis=0)
+        out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
+        at = (b, (row // group)[:, None], (j * group + row % group)[:, None], lane)
+        pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside[:, None])
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -56,17 +56,6 @@ def test_trees_are_tried_where_the_drafter_makes_them():
     self_test_kernels(tried, MODEL, PLAN._replace(tree_depth=3))
 
 
-def test_attention_that_writes_is_tried_where_it_serves():
-    chosen = geometry(write_and_attend="triton_interpret")
-    tried = [case for op, case in self_test_cases(chosen, MODEL, PLAN) if op == "write_and_attend"]
-    assert [(case.causal, case.block, case.page_size) for case in tried] == [
-        (True, 8, 16),
-        (False, 8, 16),
-    ]
-    long = make_geometry(page_size=16, block_size=17, kernels=chosen.kernels)
-    assert "write_and_attend" not in dict(self_test_cases(long, MODEL, PLAN))
-
-
 def test_many_rows_are_tried_where_a_layer_is_large():
     large = dataclasses.replace(MODEL, hidden_size=4096, intermediate_size=12288)
     for model, implementation, count in (

@@ -19,14 +19,7 @@ def lower(op, backend, case):
     return testing.lower_for_cuda(run, *args)
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        # Its own tests lower two cases, in every run.
-        pytest.param(op, marks=pytest.mark.nightly) if op == "write_and_attend" else op
-        for op in dispatch.ops()
-    ],
-)
+@pytest.mark.parametrize("op", dispatch.ops())
 def test_every_case_of_every_backend_lowers_for_cuda(op):
     for backend, refuses in dispatch.op_module(op).BACKENDS.items():
         if refuses(H200, {}) is not None:  # for Mosaic this jax may be too old

@@ -19,8 +19,6 @@ from kernels_pallas.dispatch import Device
 
 TRIGGER = "griddepcontrol.launch_dependents"
 EARLY = Kernels(**{op: "triton" for op in early_launch.CHAIN}, early_launch=True)
-MERGED = dataclasses.replace(EARLY, write_and_attend="triton")
-DEFERRED = dataclasses.replace(MERGED, deferred_norms=True)
 
 
 def lowered(op, **static):
@@ -30,7 +28,7 @@ def lowered(op, **static):
     return testing.lower_for_cuda(run, *args)
 
 
-@pytest.mark.parametrize("op", (*early_launch.CHAIN, "write_and_attend"))
+@pytest.mark.parametrize("op", early_launch.CHAIN)
 def test_each_kernel_of_a_layer_can_and_need_not(op):
     assert TRIGGER in lowered(op, early_launch=True)
     assert TRIGGER not in lowered(op)
@@ -48,7 +46,7 @@ def test_it_needs_hopper(device, reason):
     assert early_launch.refuses(device) == reason
 
 
-def forward_of(feature_layers, *, kernels=EARLY, dtype="bfloat16", tokens=3, apart=True):
+def forward_of(feature_layers, *, kernels=EARLY, dtype="bfloat16", tokens=3):
     """The tiny model's forward over one block, and its arguments."""
     config = SHAPES["tiny"].target
     target = build_target(
@@ -65,7 +63,6 @@ def forward_of(feature_layers, *, kernels=EARLY, dtype="bfloat16", tokens=3, apa
         kv_locs=positions + 16,
         page_table=jnp.ones((1, 2), jnp.int32),
         lens=jnp.zeros((1,), jnp.int32),
-        rows_apart=apart,
     )
     params = random_target(config, dtype)
     return target.forward, (params, target.init_kv(3), block)
@@ -93,33 +90,14 @@ def test_nothing_is_early_where_xla_multiplies():
     assert num_triggers((), kernels=late) == 0
 
 
-@pytest.mark.nightly
-def test_products_that_take_care_of_norms_are_early_unless_xla_reads_their_stream():
-    # Five kernels a layer, of which the last layer's is followed by a norm of its own.
-    assert num_triggers((), kernels=DEFERRED) == 10
-    assert num_triggers((0,), kernels=DEFERRED) == 9
-    assert num_triggers((1,), kernels=DEFERRED) == 10
-
-
-@pytest.mark.nightly
-def test_attention_that_writes_takes_the_place_of_two_kernels_where_rows_are_apart():
-    two_layers = num_triggers(())
-    assert num_triggers((), kernels=MERGED) == two_layers - 2
-    # Tiles of one prompt read what the tile before them writes; and long blocks are not served.
-    assert num_triggers((), kernels=MERGED, apart=False) == two_layers
-    assert num_triggers((), kernels=MERGED, tokens=17) == num_triggers((), tokens=17)
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernels", [EARLY, MERGED, DEFERRED])
-def test_early_kernels_compute_what_late_ones_do(kernels):
+def test_early_kernels_compute_what_late_ones_do():
     refusal = early_launch.refuses(Device.current())
     if refusal is not None:
         pytest.skip(f"lacks a GPU that launches early: {refusal}")
     results = []
-    late = dataclasses.replace(kernels, early_launch=False)
-    for each in (kernels, late):
-        forward, args = forward_of((0, 1), kernels=each)
+    for kernels in (EARLY, dataclasses.replace(EARLY, early_launch=False)):
+        forward, args = forward_of((0, 1), kernels=kernels)
         out = jax.jit(forward)(*args)
         results.append([np.asarray(x, np.float32) for x in (out.hidden, out.features, *out.kv)])
     for early, late in zip(*results, strict=True):

@@ -104,11 +104,10 @@ def test_the_reference_reads_a_wide_table_only_as_far_as_it_is_used():
     assert "while(" in run.lower(q, poisoned, wide, lens).compile().as_text()
 
 
-def plan_of(lens, shares, **changes):
+def plan_of(lens, shares, window=None):
     """For rows of KV before a block of one, in tiles of 16."""
     lens = testing.array(lens, jnp.int32)
-    how = {"block": 1, "window": None, "tile": 16, "reach": 2048, "shares": shares}
-    made = make_plan(lens, **how | changes)
+    made = make_plan(lens, block=1, window=window, tile=16, reach=2048, shares=shares)
     return made.programs.tolist(), made.split_rows.tolist()
 
 
@@ -142,12 +141,6 @@ def test_no_split_is_empty():
 def test_a_window_shortens_what_is_split():
     programs, _ = plan_of([999, 999], shares=8, window=16)
     assert [splits for _, _, splits, _ in programs] == [2, 2, 2, 2, *[0] * 5]
-
-
-def test_a_block_apart_is_one_tile_more():
-    programs, _ = plan_of([0, 1, 16, 17], shares=8, block_apart=True)
-    # Tiles: 1, 2, 2 and 3, of which each may be a program's.
-    assert [splits for _, _, splits, _ in programs] == [1, 2, 2, 2, 2, 3, 3, 3, 0, 0, 0]
 
 
 def test_the_layers_of_one_program_share_one_plan():
