@@ -20,9 +20,9 @@ from jaxspec.models.layers import (
     add_and_norm,
     attention,
     embed_tokens,
-    is_ours,
     linear,
     logits_of,
+    may_launch_early,
     rms_norm,
     rope_inv_freq,
     swiglu,
@@ -79,7 +79,7 @@ def build_network(
         x, residual = layer_input(own, embeds, hidden, config)
         # In a tree XLA pads the queries, and without a norm behind it XLA adds what the MLP gives:
         # neither may be launched early.
-        early = kernels.early_launch and is_ours(x, own.layer, kernels)
+        early = may_launch_early(x, kernels)
         early_attention = early and block.mask is None
         attended, kv = attention(
             x,

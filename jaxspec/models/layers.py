@@ -20,7 +20,7 @@ from jax import lax
 from jaxspec.models.base import KV, Block, Kernels
 from jaxspec.models.config import RopeScaling
 from kernels_pallas.add_rms_norm import add_rms_norm
-from kernels_pallas.few_row_gemm import few_row_gemm, parts_for
+from kernels_pallas.few_row_gemm import MAX_ROWS, few_row_gemm, parts_for
 from kernels_pallas.kv_write import kv_write
 from kernels_pallas.paged_attention import paged_attention
 
@@ -209,17 +209,14 @@ def embed_tokens(embed: jax.Array, token_ids: jax.Array) -> jax.Array:
     return embed.at[token_ids].get(mode="clip", wrap_negative_indices=False)
 
 
-def is_ours(x: jax.Array, layer: LayerParams, kernels: Kernels) -> bool:
-    """Whether `few_row_gemm` serves all products of a layer for the rows of x, [B, N, ...]."""
-    num_rows, (width, inner) = x.shape[0] * x.shape[1], layer.down.shape
-    served = functools.partial(parts_for, num_rows, implementation=kernels.few_row_gemm)
-    parts = (
-        served(*layer.qkv.shape),
-        served(*layer.o.shape, may_split=layer.o_bias is None),
-        served(inner, width, swiglu=True),
-        served(width, inner, may_split=True),
-    )
-    return all(parts)
+def may_launch_early(x: jax.Array, kernels: Kernels) -> bool:
+    """Whether kernels of a layer may be launched early, for the rows of x, [B, N, ...].
+
+    That is where Pallas-Triton's `few_row_gemm` makes all products: XLA's must not be launched so,
+    and with some by Mosaic a whole step took longer (kernels_pallas/NOTES.md).
+    """
+    num_rows = x.shape[0] * x.shape[1]
+    return kernels.early_launch and num_rows <= MAX_ROWS and kernels.few_row_gemm != "xla"
 
 
 def swiglu(
@@ -423,8 +420,7 @@ def _layer(x, added, kv_pages, block, layer, norms, index, inv_freq, *, spec, ke
     """
     input_norms, post_norms, q_norms, k_norms = norms
     eps = spec.rms_norm_eps
-    # Where a product is XLA's its kernels must not be launched early.
-    early = kernels.early_launch and is_ours(x, layer, kernels)
+    early = may_launch_early(x, kernels)
     if added is None:
         normed = rms_norm(x, input_norms[index[0]], eps)
     else:

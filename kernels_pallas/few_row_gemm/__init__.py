@@ -15,10 +15,8 @@ from kernels_pallas.few_row_gemm.triton import MAX_ROWS
 
 __all__ = ["MAX_ROWS", "few_row_gemm", "parts_for"]
 
-# Triton first, which leaves 65 rows and more to XLA: "mosaic_gpu" is taken where it is asked for,
-# as long as a whole step with it has not been held against XLA's (see NOTES.md). Under its name
-# Triton's kernel runs, too, where it is the faster one: see `many_rows.py`.
-BACKENDS = {"triton": triton.refuses, "mosaic_gpu": mosaic_gpu.refuses}
+# Under Mosaic's name Triton's kernel runs, too, where it is the faster one: see `many_rows.py`.
+BACKENDS = {"mosaic_gpu": mosaic_gpu.refuses, "triton": triton.refuses}
 
 
 def parts_for(

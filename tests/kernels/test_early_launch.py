@@ -84,8 +84,11 @@ def test_a_layer_whose_output_is_read_elsewhere_ends_late():
 
 
 @pytest.mark.nightly
-def test_nothing_is_early_where_xla_multiplies():
+def test_nothing_is_early_where_xla_multiplies_or_mosaic_may():
     assert num_triggers((), tokens=80) == 0
+    mosaic = dataclasses.replace(EARLY, few_row_gemm="mosaic_gpu")
+    assert num_triggers((), kernels=mosaic, tokens=128) == 0
+    assert num_triggers((), kernels=mosaic) == num_triggers(())
     late = dataclasses.replace(EARLY, early_launch=False)
     assert num_triggers((), kernels=late) == 0
 
