@@ -148,6 +148,7 @@ def _read(name: str) -> Any:
 TABLES: dict[str, Callable[[], str]] = {
     "served": served,
     "steps": steps,
+    "sweep": sweep,
     "prompts": prompts,
     "programs": programs,
     "features": features,
