@@ -66,9 +66,11 @@ def refuses_triton(device: Device) -> str | None:
 
 def refuses_mosaic_gpu(device: Device) -> str | None:
     """Why no Pallas Mosaic GPU kernel of ours runs on `device`, or None."""
-    if jax.__version_info__ < MOSAIC_MIN_JAX:
+    # The device first: no newer jax would help there.
+    refusal = refuses_below(device, MOSAIC_MIN_CAPABILITY)
+    if refusal is None and jax.__version_info__ < MOSAIC_MIN_JAX:
         return f"jax {jax.__version__} < {'.'.join(map(str, MOSAIC_MIN_JAX))}"
-    return refuses_below(device, MOSAIC_MIN_CAPABILITY)
+    return refusal
 
 
 def refuses_below(device: Device, minimum: tuple[int, int]) -> str | None:
