@@ -56,8 +56,6 @@ def test_it_drafts_well_and_changes_no_text():
         compilation_cache=False,
         cache_dir=CACHE,
     )
-    expected = llm.engine.pace.tokens_a_step(8)  # before anything was drafted
-    assert SHIPPED[DEFAULT_MODEL].accept_length * 0.95 < expected < 3.0
     outputs = llm.generate(
         [{"prompt_token_ids": entry["prompt_ids"]} for entry in reference],
         SamplingParams(temperature=0.0, max_tokens=24),
