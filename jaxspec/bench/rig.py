@@ -120,9 +120,7 @@ def build_engine(
         tokenizer=rig.tokenizer,
         grammars=grammars_of(rig.tokenizer, rig.model_config),
         overlap=overlap,
-        pace=Pace(widths, rig.drafter.max_accept_length - 1, rig.drafter.accept_length)
-        if adaptive
-        else None,
+        pace=Pace(widths, rig.drafter.max_accept_length - 1) if adaptive else None,
         narrow_steps=build_narrow_steps(rig.geometry, rig.target, rig.drafter, widths[1:]),
     )
 

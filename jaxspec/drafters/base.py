@@ -115,7 +115,6 @@ class Drafter(NamedTuple):
         prefix cache tells pages apart by them. What a drafter keeps of a text lies in pages, by
         `block.kv_locs`, so that a request that finds its beginning in the cache finds it too.
     min_ingest: columns that an `IngestBatch` must have, static.
-    accept_length: mean of its chains on other texts, where it is known.
     """
 
     name: str
@@ -129,7 +128,6 @@ class Drafter(NamedTuple):
     kv_lookahead: int = 0
     min_ingest: int = 1
     depth: int | None = None
-    accept_length: float | None = None
 
     @property
     def block_size(self) -> int:
@@ -158,7 +156,7 @@ class DrafterPlan(NamedTuple):
     block_size: N, what a verify step takes. kv_bytes_per_token: of its own KV, all layers.
     kernel_shapes: op -> static sizes of its calls, for the choice of kernels.
     build: (target, page_size, kernels) -> Drafter. takes_trees: whether it heeds the settings of
-    trees; tree_depth: `Drafter.depth`. accept_length: `Drafter.accept_length`.
+    trees; tree_depth: `Drafter.depth`.
     """
 
     params: Any
@@ -169,7 +167,6 @@ class DrafterPlan(NamedTuple):
     build: Callable[[Target, int, Kernels], Drafter]
     takes_trees: bool = False
     tree_depth: int | None = None
-    accept_length: float | None = None
 
 
 class AttentionSizes(KVSizes, Protocol):

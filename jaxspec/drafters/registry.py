@@ -12,7 +12,7 @@ from jaxspec.drafters.eagle import plan_eagle
 from jaxspec.drafters.multi_layer_eagle import plan_multi_layer_eagle
 from jaxspec.drafters.ngram import plan_ngram
 from jaxspec.drafters.none import plan_none
-from jaxspec.drafters.shipped import known_accept_length, shipped_checkpoint
+from jaxspec.drafters.shipped import shipped_checkpoint
 from jaxspec.models.config import ModelConfig
 from jaxspec.weights.drafter_json import detect_drafter
 from jaxspec.weights.files import Progress, no_progress
@@ -52,7 +52,7 @@ def plan_drafter(
             f"tree_nodes is {config.tree_nodes}, but the drafter {name} drafts chains only; leave "
             "it out, or name a DFlash or EAGLE checkpoint"
         )
-    return name, plan._replace(accept_length=known_accept_length(checkpoint))
+    return name, plan
 
 
 def locate_drafter(

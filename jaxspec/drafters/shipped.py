@@ -37,9 +37,3 @@ def shipped_checkpoint(name: str, model: str) -> Path | None:
             return shipped.path
     shipped = shipped_drafter(model)
     return shipped.path if shipped is not None and name == "dflash" else None
-
-
-def known_accept_length(checkpoint: Path | None) -> float | None:
-    """`Shipped.accept_length` of a drafter's folder; None for one that does not come with it."""
-    lengths = {shipped.path: shipped.accept_length for shipped in SHIPPED.values()}
-    return lengths.get(checkpoint)

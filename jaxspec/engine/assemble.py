@@ -266,9 +266,7 @@ def build_engine(
         params,
         init_state(geometry, target, drafter),
         {mode: build_steps(geometry, target, drafter, mode=mode) for mode in Mode},
-        pace=Pace(widths, drafter.max_accept_length - 1, drafter.accept_length)
-        if len(widths) > 1
-        else None,
+        pace=Pace(widths, drafter.max_accept_length - 1) if len(widths) > 1 else None,
         narrow_steps=build_narrow_steps(geometry, target, drafter, widths[1:]),
         watch_step=watch_step,
         make_state=functools.partial(init_state, geometry, target, drafter),

@@ -21,7 +21,6 @@ _GAIN = 1.01  # what another width must promise before it is taken
 _OVER_PLAIN = 1.02
 _PROBE_COST = 0.003  # share of the time that probes may waste
 _LEAST_WASTE = 0.1  # of a probe, as a share of its time: an even match is known by guess alone
-_KNOWN = 8.0  # slot-steps that a known accept length counts for
 _FRESH_RUNS = 2  # of a program that was not compiled beforehand: they say nothing of its time
 _DOUBT_AFTER = 32  # slot-steps
 _DOUBT_BELOW = 2.0  # tokens a step: fewer may lose to plain decoding, whatever a step takes
@@ -41,19 +40,17 @@ class Pace:
     once drafts were wrong so often that it could be faster.
 
     widths: tokens that a step can verify, the widest first, 1 for plain decoding. depth: drafts
-    that a step can accept at most. accept_length: the drafter's elsewhere, `Drafter.accept_length`,
-    which what requests show replaces. Batches are named by whatever tells their programs apart.
+    that a step can accept at most. Batches are named by whatever tells their programs apart.
     """
 
-    def __init__(self, widths: Sequence[int], depth: int, accept_length: float | None = None):
+    def __init__(self, widths: Sequence[int], depth: int):
         self.widths = tuple(widths)
         self._times: dict[tuple[Hashable, int], float] = {}
         self._num_compared: dict[tuple[Hashable, int], int] = {}
         self._around: dict[Hashable, tuple[int, deque[float]]] = {}  # width in use, its last steps
         self._trials: dict[tuple[Hashable, int], list[float]] = {}
-        # A draft of which nothing is known is thought right until it was wrong.
-        tried, rate = (_KNOWN, 1 - 1 / accept_length) if accept_length is not None else (1.0, 1.0)
-        self._tried, self._accepted = [tried] * depth, [tried * rate] * depth
+        # A draft is thought right until it was wrong.
+        self._tried, self._accepted = [1.0] * depth, [1.0] * depth
         self._num_judged = 0
         self._tokens = self._tokens_by_width()
         self._width = self.widths[0]

@@ -69,7 +69,6 @@ def build_parts(
         kernels=geometry.kernels,
     )
     drafter = plan.build(target, geometry.page_size, geometry.kernels)
-    drafter = drafter._replace(accept_length=plan.accept_length)
     return Parts(geometry, target, drafter, choices, kv_bytes)
 
 

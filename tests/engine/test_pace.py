@@ -153,8 +153,8 @@ class Machine:
         return tokens / elapsed
 
 
-def timed(machine, batches=(1, 2, 4, 8, 16, 32, 64), accept_length=None):
-    pace = Pace(WIDTHS, BLOCK - 1, accept_length)
+def timed(machine, batches=(1, 2, 4, 8, 16, 32, 64)):
+    pace = Pace(WIDTHS, BLOCK - 1)
     for rows in batches:
         for width in WIDTHS:
             pace.set_time(rows, width, machine.time(rows, width))
@@ -174,27 +174,9 @@ def test_a_sweep_follows_the_better_of_the_curves(rows, rate):
     assert machine.serve(timed(machine), rows, rate, 2000) >= 0.97 * best
 
 
-def test_a_known_accept_length_spares_the_first_steps():
-    """Over the first answers alone, on a machine as two CPU cores with SmolLM2-135M and DFlash."""
-    machine = Machine(plain_ms=32.0, per_token_ms=1.7, draft_ms=34.0)
-    pace = timed(machine, accept_length=2.7)
-    assert [pace.choose(rows) for rows in (1, 8)] == [8, 1]
-    plain = machine.serve(1, 8, 0.58, 128)
-    assert machine.serve(pace, 8, 0.58, 128) >= 0.985 * plain
-
-
-def test_a_known_accept_length_gives_way_to_what_requests_show():
-    machine = Machine(plain_ms=5.0, per_token_ms=0.05, draft_ms=1.0)
-    for known, rate, width in [(1.1, 0.95, 8), (7.5, 0.02, 1)]:
-        pace = timed(machine, accept_length=known)
-        assert (pace.choose(8) == 1) is (width == 8)
-        machine.serve(pace, 8, rate, 400)
-        assert pace._width == width
-
-
 def test_a_draw_goes_to_plain_decoding():
     """Drafts are taken up again once they promise more than the 3 percent that may be lost."""
-    pace = Pace((8, 1), BLOCK - 1, accept_length=2.7)
+    pace = Pace((8, 1), BLOCK - 1)
     pace.set_time(8, 1, 1.0)
     for promise, width in [(1.0, 1), (1.025, 1), (1.035, 8)]:
         pace.set_time(8, 8, pace.tokens_a_step(8) / promise)
