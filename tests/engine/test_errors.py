@@ -156,7 +156,7 @@ def test_the_tokens_of_a_block_before_bad_logits_are_kept(count, accepts, overla
 
 @pytest.mark.parametrize("accepts", [0, 7])
 def test_a_stop_string_before_bad_logits_ends_the_request_as_in_plain_decoding(accepts):
-    """And its KV, which other requests find, is that of good tokens alone."""
+    """The logits behind it are of no use to anybody."""
     letters_ = letters()
     stop = letters_[list(expected(FIRST))[3]].decode()
     asked = request("first", [1, 2, 3], max_tokens=20, ignore_eos=True, stop=[stop])
