@@ -382,18 +382,19 @@ class Engine:
             try:
                 return self._pages.reserve(seq, num_rows)
             except OutOfPages:
-                started = [other for other in self._prefilling if other.pages]
-                later = [other for other in going if not other.is_preempted]
-                self._preempt([*later, *started][-1])
+                earlier = [other for other in going if not other.is_preempted]
+                self._preempt([*earlier, *self._prefilling][-1])
 
     def _preempt(self, seq: Sequence) -> None:
         """Takes slot and pages from a request, which waits in front of those that came later.
 
-        What is in flight of it is dropped when it lands, and its slot is free then.
+        What is in flight of it is dropped when it lands, and its slot is free then. One that has
+        no pages yet waits again too, lest it overtake the one that it came behind.
         """
         again = seq.preempt()
-        again.metrics.num_preemptions += 1
-        self.stats.num_preemptions += 1
+        if seq.pages:
+            again.metrics.num_preemptions += 1
+            self.stats.num_preemptions += 1
         self._by_id[seq.request.request_id] = again
         self._waiting.appendleft(again)
         self._pages.take_back(seq, self._num_written(seq))

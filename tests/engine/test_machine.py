@@ -151,6 +151,14 @@ class EngineMachine(RuleBasedStateMachine):
         return list(plain)[: min(ends)], FinishReason.STOP
 
     @invariant()
+    def nobody_overtakes(self):
+        if self.engine is None:
+            return
+        known = [self.engine._running.values(), self.engine._prefilling, self.engine._waiting]
+        came = [int(seq.request.request_id[1:]) for seqs in known for seq in seqs]
+        assert came == sorted(came)
+
+    @invariant()
     def pages_and_slots_add_up(self):
         if self.engine is None:
             return

@@ -36,6 +36,26 @@ def test_waiting_requests_keep_their_order():
     assert engine.stats.num_preemptions
 
 
+def test_a_request_without_pages_does_not_overtake_the_prompt_that_gives_way():
+    """All three are admitted; the first takes the pages of the second before the third has any."""
+    engine = engine_of_pages(9, drafter="none", max_num_batched_tokens=1)
+    asked = [
+        request("r0", [1], max_tokens=None, ignore_eos=True),
+        request("r1", [2] + [3] * 19),
+        request("r2", [5, 6]),
+    ]
+    for each in asked:
+        engine.add_request(each)
+    outputs, orders = {}, set()
+    while engine.has_unfinished:
+        outputs |= {output.request_id: output for output in engine.step()}
+        known = [*engine._running.values(), *engine._prefilling, *engine._waiting]
+        orders.add("".join(seq.request.request_id for seq in known))
+    check(outputs, *asked)
+    assert orders == {"r0r1r2", "r1r2", "r2", ""}
+    assert [outputs[f"r{i}"].metrics.num_preemptions for i in range(3)] == [0, 1, 1]
+
+
 def test_a_resumed_request_computes_only_what_the_cache_has_lost():
     engine = engine_of_pages(15)
     calls = record(engine)
