@@ -188,8 +188,8 @@ class LLM:
             RequestError: as `generate`, or the model has no chat template, or its template
                 refuses the messages.
         """
-        several = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations: Sequence[Any] = messages if several else [messages]
+        is_one = isinstance(messages, Mapping) or not messages or isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if is_one else messages
         encoded = [
             encode_chat(
                 self.tokenizer,

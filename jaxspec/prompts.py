@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from jaxspec.request import RequestError
 from jaxspec.tokenizer import Tokenizer
 
@@ -32,17 +30,23 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Any) -> EncodedPrompt:
         RequestError: it is neither, or the text is not valid.
     """
     if isinstance(prompt, Mapping):
-        known = [key for key in ("prompt_token_ids", "prompt") if key in prompt]
+        known = [key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
         if not known:
             raise RequestError(
-                f"a prompt has the keys {sorted(prompt)}; give it 'prompt' or 'prompt_token_ids'"
+                f"a prompt has the keys {list(prompt)}; give it 'prompt' or 'prompt_token_ids'"
+            )
+        if isinstance(prompt[known[0]], str) != (known[0] == "prompt"):
+            what = "text" if known[0] == "prompt" else "a list of token ids"
+            raise RequestError(
+                f"{known[0]!r} of a prompt is of type {type(prompt[known[0]]).__name__}; "
+                f"give {what}"
             )
         prompt = prompt[known[0]]
     if isinstance(prompt, str):
         return EncodedPrompt(_checked(lambda: tokenizer.encode(prompt)), prompt)
     if hasattr(prompt, "tolist"):  # arrays
         prompt = prompt.tolist()
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
         raise RequestError(
             f"a prompt is of type {type(prompt).__name__}; give text or a list of token ids"
         )
@@ -62,7 +66,8 @@ def encode_chat(
     Raises:
         RequestError: the model has no chat template, or its template refuses the messages.
     """
-    if not messages or not all(isinstance(message, Mapping) for message in messages):
+    lone = isinstance(messages, Mapping)
+    if lone or not messages or not all(isinstance(message, Mapping) for message in messages):
         raise RequestError(
             f"messages is {messages!r}; give a list of {{'role': ..., 'content': ...}}, "
             "or a list of such lists"
@@ -87,9 +92,9 @@ def as_list(prompts: Any) -> Sequence[Prompt]:
         return [prompts]
     if getattr(prompts, "ndim", None) == 1:
         return [prompts]
-    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], (int, np.integer)):
+    if isinstance(prompts, Sequence) and prompts and _is_number(prompts[0]):
         return [prompts]
-    if not isinstance(prompts, Sequence) and not hasattr(prompts, "__array__"):
+    if not isinstance(prompts, Sequence) and not getattr(prompts, "ndim", None):
         raise RequestError(
             f"prompts are of type {type(prompts).__name__}; give text, a list of token ids, or a "
             "list of such"
@@ -106,6 +111,10 @@ def _checked(call: Callable[[], Any]) -> Any:
     return tuple(result) if isinstance(result, list) else result
 
 
+def _is_number(token: Any) -> bool:
+    return isinstance(token, int) or getattr(token, "ndim", None) == 0
+
+
 def _plain_int(token: Any) -> Any:
-    """Numbers of numpy as Python's; the engine refuses what is no number."""
-    return int(token) if isinstance(token, np.integer) else token
+    """Numbers of numpy and jax as Python's; the engine refuses what is no whole number."""
+    return token.item() if getattr(token, "ndim", None) == 0 else token

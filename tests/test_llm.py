@@ -83,7 +83,8 @@ def test_a_prompt_is_text_or_token_ids_in_any_form(llm):
         np.array(ids),
         [np.array(ids, np.int64)],
         list(np.array(ids)),
-        {"prompt": "hello"},
+        list(jax.numpy.array(ids)),
+        {"prompt": "hello", "prompt_token_ids": None},
         [{"prompt_token_ids": ids}],
     ]
     results = [llm.generate(form, GREEDY, use_tqdm=False) for form in forms]
@@ -112,6 +113,11 @@ def test_without_parameters_the_defaults_hold(llm):
         ([["good"]], None, "token id 'good' is not a whole number"),
         (["good", b"bytes"], None, "a prompt is of type bytes; give text or a list of token ids"),
         ([3.5], None, "a prompt is of type float; give text or a list of token ids"),
+        (np.array(3), None, "prompts are of type ndarray; give text, a list of token ids, or a"),
+        (["good", bytearray(b"x")], None, "a prompt is of type bytearray; give text or a list"),
+        ({"prompt_token_ids": "abc"}, None, "'prompt_token_ids' of a prompt is of type str; give"),
+        ({"prompt": [1, 2]}, None, "'prompt' of a prompt is of type list; give text"),
+        ({"prompt": None}, None, r"a prompt has the keys \['prompt'\]; give it 'prompt' or"),
         ({"text": "good"}, None, r"a prompt has the keys \['text'\]; give it 'prompt' or"),
         (["good", "\udcff"], None, "the text is not valid UTF-8 at character 0"),
         (["a", "b"], [GREEDY], "there are 1 sampling_params for 2 prompts; give one for all"),
@@ -189,7 +195,7 @@ def test_an_unknown_role_is_refused(llm):
         llm.chat([{"role": "usr", "content": "hello"}])
 
 
-@pytest.mark.parametrize("messages", [[], ["hello"], [[]]], ids=repr)
+@pytest.mark.parametrize("messages", [[], ["hello"], [[]], HELLO[0], [HELLO[0], "x"]], ids=repr)
 def test_chat_refuses_what_is_no_conversation(llm, messages):
     with pytest.raises(RequestError, match="give a list of"):
         llm.chat(messages)
