@@ -164,7 +164,7 @@ class Engine:
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request wherever it is; None where it is unknown or over already.
 
-        Its slot and pages are free once the steps in flight have landed.
+        Its pages are free at once, its slot is once the steps in flight have landed.
         """
         seq = self._by_id.get(request_id)
         if seq is None:
@@ -397,7 +397,6 @@ class Engine:
             self.stats.num_preemptions += 1
         self._by_id[seq.request.request_id] = again
         self._waiting.appendleft(again)
-        self._pages.take_back(seq, self._num_written(seq))
         self._leave(seq)
 
     def _fail(self, seqs: Iterable[Sequence], message: str) -> None:
@@ -631,7 +630,7 @@ class Engine:
             self._finish(seq, FinishReason.ERROR)
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """Ends a request for its caller; slot and pages follow once nothing of it is in flight."""
+        """Ends a request for its caller; its slot follows once nothing of it is in flight."""
         seq.finish_reason = reason
         seq.metrics.finished_s = time.perf_counter()
         del self._by_id[seq.request.request_id]
@@ -641,19 +640,22 @@ class Engine:
         self._leave(seq)
 
     def _leave(self, seq: Sequence) -> None:
-        """Takes a request out of the batch; its slot is free once nothing of it is in flight."""
+        """Takes a request out of the batch; its slot is free once nothing of it is in flight.
+
+        Its pages are free before that, lest another give up its own for want of them.
+        """
         if self._running.pop(seq.slot, None) is not None:
             self._draft_input = self._draft_input.filter_batch(set(self._running))
         else:
             self._prefilling = [other for other in self._prefilling if other is not seq]
-        if not seq.num_in_flight:
-            self._release(seq)
-
-    def _release(self, seq: Sequence) -> None:
         if seq.finish_reason is FinishReason.ERROR:
             self._pages.discard(seq)
         else:
             self._pages.take_back(seq, self._num_written(seq))
+        if not seq.num_in_flight:
+            self._release(seq)
+
+    def _release(self, seq: Sequence) -> None:
         if seq.edits_row is not None:
             self._stale_edits.add(seq.slot)
         self._free_slots.append(seq.slot)

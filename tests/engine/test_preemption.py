@@ -96,10 +96,10 @@ def test_an_abort_frees_slot_and_pages_within_two_dispatches():
         pages = list(engine._by_id["r1"].pages)
         calls = record(engine)
         engine.abort("r1")
+        assert not engine._pages.pool._owners[pages].any()
         while slot not in engine._free_slots:
             engine.step()
         assert len(calls) <= 2
-        assert not engine._pages.pool._owners[pages].any()
         drain(engine)
 
 
