@@ -132,7 +132,7 @@ MIXED = [
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "blocking"])
 @pytest.mark.parametrize("victim", ["grammar", "sampled", "greedy"])
 def test_an_abort_beside_a_grammar_logprobs_and_penalties_changes_none_of_them(victim, overlap):
-    """After any step; the batch then runs other programs, and who gets the slot asks for no edits."""
+    """After any step; the batch then runs other programs, the slot's next owner edits nothing."""
     last = request("last", [11, 2], temperature=0.8, seed=4, logprobs=0)
     for steps in range(7):
         engine = told_engine(*MIXED, last, overlap=overlap)
@@ -147,7 +147,8 @@ def test_an_abort_beside_a_grammar_logprobs_and_penalties_changes_none_of_them(v
         outputs |= {output.request_id: output for output in engine.step()}
         assert seq is None or not (seq.slot or seq.pages), "what was in flight has landed"
         outputs |= drain(engine)
-        others = [asked for asked in [*MIXED, last] if aborted is None or asked.request_id != victim]
+        ended = None if aborted is None else victim
+        others = [asked for asked in [*MIXED, last] if asked.request_id != ended]
         check(outputs, *others)
         for asked in others:
             check_logprobs(outputs[asked.request_id], asked)

@@ -1,5 +1,6 @@
 """Arrivals, chats, steps and aborts in any order, over few pages: texts are plain decoding's."""
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -16,15 +17,16 @@ from hypothesis.stateful import (
 )
 
 from jaxspec.cache.page_pool import PagePool
+from jaxspec.future_map import NON_FINITE_LOGITS
 from jaxspec.request import FinishReason
-from tests.fakes import VOCAB, PieceDetokenizer, letters
+from tests.engine.test_errors import engine_with_bad_states
+from tests.fakes import NUM_STATES, VOCAB, PieceDetokenizer, checksum, letters
 from tests.harness import (
     CONTEXT,
     DISPATCH,
     PAGE,
     drain,
     expected,
-    make_engine,
     request,
     scripted_accept_lengths,
     tokens_of,
@@ -57,10 +59,13 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, True, False]),
         budget=st.sampled_from([DISPATCH, DISPATCH, 5, 1]),
         chunked=st.sampled_from([True, True, False]),
+        bad=st.sampled_from([(), (), (), (7,), (19, 40)]),
     )
-    def start(self, accepts, overlap, num_pages, caching, budget, chunked):
-        self.accepts = accepts
-        self.engine = make_engine(
+    def start(self, accepts, overlap, num_pages, caching, budget, chunked, bad=()):
+        """bad: states of the target whose logits are not finite."""
+        self.accepts, self.bad = accepts, bad
+        self.engine = engine_with_bad_states(
+            *bad,
             accepts=accepts,
             overlap=overlap,
             prefix_caching=caching,
@@ -71,10 +76,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine._use_pool(PagePool(1 + num_pages))
         self.asked, self.outputs, self.aborted = {}, {}, {}
 
-    def ask(self, prompt, **params):
-        name = f"r{len(self.asked)}"
-        self.asked[name] = request(name, prompt, **params)
-        self.engine.add_request(self.asked[name])
+    def ask(self, prompt, copies=1, **params):
+        for index in range(copies):
+            name = f"r{len(self.asked)}"
+            asked = request(name, prompt, **params)
+            self.asked[name] = dataclasses.replace(asked, copy_index=index)
+            self.engine.add_request(self.asked[name])
 
     @rule(
         length=lengths,
@@ -87,9 +94,10 @@ class EngineMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         sampling=samplings,
         seed=st.integers(0, 2**64 - 1),
+        copies=st.sampled_from([1, 1, 1, 2]),
     )
     def arrive(
-        self, length, first, stride, last, limit, stop_ids, stop, ignore_eos, sampling, seed
+        self, length, first, stride, last, limit, stop_ids, stop, ignore_eos, sampling, seed, copies
     ):
         """Prompts begin in one of a few ways, and end otherwise."""
         prompt = [(first + stride * i) % VOCAB for i in range(length - 1)]
@@ -100,6 +108,7 @@ class EngineMachine(RuleBasedStateMachine):
             stop=stop,
             ignore_eos=ignore_eos,
             seed=seed,
+            copies=copies,
             **sampling,
         )
 
@@ -135,12 +144,25 @@ class EngineMachine(RuleBasedStateMachine):
         name = output.request_id
         assert name not in self.aborted, "an aborted request is reported again"
         assert not self.finished(name), "a finished request is reported again"
+        before = self.outputs.get(name)
+        if before is not None:
+            assert output.outputs[0].text.startswith(before.outputs[0].text), "text is taken back"
         self.outputs[name] = output
         want, _ = self.wanted(name)
         assert tokens_of(output) == want[: len(tokens_of(output))]
 
     def wanted(self, name):
-        """What plain decoding makes of a request, cut where a stop string is complete."""
+        """What plain decoding makes of a request."""
+        tokens, reason = self.stopped(name)
+        text = [*self.asked[name].prompt_token_ids, *tokens]
+        for place in range(len(tokens)):
+            before = text[: len(text) - len(tokens) + place]
+            if checksum(before) * 2 % NUM_STATES in self.bad:
+                return tokens[:place], FinishReason.ERROR
+        return tokens, reason
+
+    def stopped(self, name):
+        """The text of logits that are all finite, cut where a stop string is complete."""
         asked = self.asked[name]
         plain = expected(asked)
         text = "".join(LETTERS[token].decode() for token in plain)
@@ -172,8 +194,11 @@ class EngineMachine(RuleBasedStateMachine):
         assert len(owned) + engine.num_free_pages == engine._pages.pool.num_usable
         assert all(engine._pages.pool._owners[page] == count for page, count in owned.items())
         prefixes = engine._pages.prefixes
-        for page, count in owned.items():
-            assert count == 1 or page in prefixes._nodes, "a page has two owners"
+        for seq in holders.values():
+            shared = [place for place, page in enumerate(seq.pages) if owned[page] > 1]
+            assert all((place + 1) * PAGE <= seq.prefill_len for place in shared), (
+                "a page has two owners and is yet to be written"
+            )
         if prefixes is not None:
             prefixes.check()
         assert sorted([*holders, *engine._free_slots]) == [1, 2, 3]
@@ -195,7 +220,8 @@ class EngineMachine(RuleBasedStateMachine):
         for output in drain(self.engine, max_steps=5000).values():
             self.note(output)
         self.engine.check_idle()
-        assert not np.asarray(self.engine._state.future_map.errors).any()
+        errors = np.asarray(self.engine._state.future_map.errors)
+        assert not (errors & ~(NON_FINITE_LOGITS if self.bad else 0)).any()
         for name, asked in self.asked.items():
             want, reason = self.wanted(name)
             if name in self.aborted:
@@ -207,7 +233,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert output.finished
             assert tokens_of(output) == want
             assert output.outputs[0].finish_reason == reason
-            if not output.metrics.num_preemptions:
+            if not output.metrics.num_preemptions and reason != FinishReason.ERROR:
                 got = output.metrics.accept_lengths
                 lengths = scripted_accept_lengths(asked, self.accepts)
                 assert got == (lengths[: len(got)] if asked.params.stop else lengths)
