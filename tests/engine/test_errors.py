@@ -154,6 +154,15 @@ def test_the_tokens_of_a_block_before_bad_logits_are_kept(count, accepts, overla
     assert output.metrics.num_accepted <= max(0, count - 1)
 
 
+@pytest.mark.parametrize("limit", [5, 6, 8])
+def test_an_end_behind_bad_logits_in_one_block_is_none(limit):
+    """The device finds the end among tokens that came of logits that are not numbers."""
+    asked = request("first", [1, 2, 3], max_tokens=limit, ignore_eos=True)
+    output = run(engine_with_bad_states(state_after(FIRST, 4), accepts=7), asked)["first"]
+    assert output.outputs[0].finish_reason is FinishReason.ERROR
+    assert tokens_of(output) == list(expected(FIRST))[:4]
+
+
 @pytest.mark.parametrize("accepts", [0, 7])
 def test_a_stop_string_before_bad_logits_ends_the_request_as_in_plain_decoding(accepts):
     """The logits behind it are of no use to anybody."""
