@@ -6,12 +6,15 @@ What it logs about that is counted here, step by step, in an engine that decodes
 
     PYTHONPATH=. python benchmarks/command_buffers.py --out FOLDER smollm2-135m:none:1 ...
 
-A case is shape:drafter:batch, as `jaxspec bench roofline` names them.
+A case is shape:drafter:batch, as `jaxspec bench roofline` names them. With a mode behind it (as in
+shape:drafter:batch:logprobs) the engine serves a greedy batch, one of that mode, and a greedy one
+again: what other requests leave in memory must not cost the greedy ones more.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -22,6 +25,12 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT, STEPS, SETTLE = 512, 48, 8
+_ASKING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0, "seed": 1},
+    "edited": {"frequency_penalty": 0.5},
+    "logprobs": {"logprobs": 20},
+}
 _BEGIN, _END = "-- steady steps begin", "-- steady steps end"
 _LOGGED = {
     "TF_CPP_MIN_LOG_LEVEL": "0",
@@ -36,9 +45,11 @@ def serve(case: str) -> None:
     from jaxspec.bench.shape_rig import ShapeRig
     from jaxspec.bench.shapes import SHAPES, random_target
     from jaxspec.config import EngineConfig
+    from jaxspec.mode import Mode
 
-    name, drafter, batch = case.split(":")
+    name, drafter, batch, *other = case.split(":")
     shape, size = SHAPES[name], int(batch)
+    modes = tuple(Mode[each.upper()] for each in other)
     rig = ShapeRig(
         EngineConfig(max_num_seqs=size, max_model_len=2 * CONTEXT),
         shape,
@@ -47,22 +58,30 @@ def serve(case: str) -> None:
         dtype="bfloat16",
         batches=(size,),
         split=False,
+        modes=modes,
     )
     requests = rig.requests(size, CONTEXT, CONTEXT)
     engine = rig.engine(rig.step, overlap=True, known=requests)
-    for request in requests:
-        engine.add_request(request)
-    while engine.stats.num_decode_steps < SETTLE:
-        engine.step()
-    print(_BEGIN, file=sys.stderr, flush=True)
-    with count_compilations() as compiled:
-        for _ in range(STEPS):
+    for mode in (Mode.GREEDY, *modes, Mode.GREEDY)[: 1 + 2 * len(modes)]:
+        asked = dataclasses.replace(requests[0].params, **_ASKING[mode.name.lower()])
+        for request in requests:
+            engine.add_request(dataclasses.replace(request, params=asked))
+        engine.stats.reset()
+        while engine.stats.num_decode_steps < SETTLE:
             engine.step()
-    print(_END, file=sys.stderr, flush=True)
-    assert not compiled.count, f"{compiled.count} programs were compiled while serving"
+        print(f"{_BEGIN} {mode.name.lower()}", file=sys.stderr, flush=True)
+        with count_compilations() as compiled:
+            for _ in range(STEPS):
+                engine.step()
+        print(_END, file=sys.stderr, flush=True)
+        assert not compiled.count, f"{compiled.count} programs were compiled while serving"
+        for request in requests:
+            engine.abort(request.request_id)
+        while engine.has_unfinished:
+            engine.step()
 
 
-def count(case: str) -> dict[str, Any]:
+def count(case: str) -> list[dict[str, Any]]:
     """Serves a case in a process of its own and counts what its log says."""
     with tempfile.TemporaryFile("w+") as log:
         command = [sys.executable, __file__, "--serve", case]
@@ -71,11 +90,17 @@ def count(case: str) -> dict[str, Any]:
         text = log.read()
     if done.returncode:
         sys.exit(f"{case} ended with status {done.returncode}: {text[-2000:]}")
-    steady = text[text.index(_BEGIN) : text.index(_END)]
+    return [
+        {"case": case, "batch_of": steady.split(maxsplit=1)[0], **count_steps(steady)}
+        for steady in (each.split(_END)[0] for each in text.split(_BEGIN)[1:])
+    ]
+
+
+def count_steps(steady: str) -> dict[str, Any]:
+    """Counts what the log of steady steps says."""
     found = [(int(all_), int(skipped)) for all_, skipped in _UPDATED.findall(steady)]
     changed = sorted(all_ - skipped for all_, skipped in found)
     return {
-        "case": case,
         "steps": STEPS,
         "launches_of_graphs": steady.count("Execute command buffer"),
         "graphs_recorded": len(re.findall(r"Record create \d+ commands", steady)),
@@ -88,7 +113,7 @@ def count(case: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", metavar="SHAPE:DRAFTER:BATCH")
+    parser.add_argument("cases", nargs="*", metavar="SHAPE:DRAFTER:BATCH[:MODE]")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="folder for command_buffers.json")
     args = parser.parse_args()
@@ -97,8 +122,9 @@ def main() -> None:
         return
     rows = []
     for case in args.cases:
-        rows.append(count(case))
-        print(rows[-1], flush=True)
+        for row in count(case):
+            rows.append(row)
+            print(row, flush=True)
     if args.out is not None:
         from jaxspec.bench.report import facts
 

@@ -10,8 +10,9 @@ be other ones on the device.
 
 FOLDER holds the unpacked wheels jax-cuda13-pjrt and jax-cuda13-plugin of the installed jax's
 version, and nvidia-cuda-nvcc and nvidia-nvvm 13.0. A program is shape:drafter:batch, with
-":prefill" behind it for one of so many tiles of a prompt, ":4" for four decode steps in one, or
-":tree" for drafts in trees of 32 nodes.
+":prefill" behind it for one of so many tiles of a prompt, ":4" for four decode steps in one,
+":tree" for drafts in trees of 32 nodes, or ":sampled", ":edited" or ":logprobs" for batches that
+ask for more than the highest logit.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ device_description_str: "NVIDIA H200"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("plugin", type=Path, help="folder with the unpacked wheels")
-    parser.add_argument("programs", nargs="+", metavar="SHAPE:DRAFTER:BATCH[:prefill|:tree|:STEPS]")
+    parser.add_argument(
+        "programs", nargs="+", metavar="SHAPE:DRAFTER:BATCH[:prefill|:tree|:MODE|:STEPS]"
+    )
     parser.add_argument("--out", type=Path, help="folder for gpu_programs.json")
     args = parser.parse_args()
     dump = Path(tempfile.mkdtemp())
@@ -174,7 +177,7 @@ def _large_copies(hlo: str, num_bytes: int) -> int:
 def _step(name: str, drafter: str, batch: int, kind: str) -> tuple[Any, tuple[Any, ...]]:
     """A program of an engine on an H200, and its arguments by shape alone.
 
-    kind: "prefill", "tree", or how many decode steps.
+    kind: "prefill", "tree", a mode's name, or how many decode steps.
     """
     import jax
 
@@ -184,6 +187,7 @@ def _step(name: str, drafter: str, batch: int, kind: str) -> tuple[Any, tuple[An
     from jaxspec.engine.parts import build_parts
     from jaxspec.engine.state import empty_decode_batch, empty_prefill_batch, init_state
     from jaxspec.engine.steps import build_steps
+    from jaxspec.logit_edits import EditRows
     from jaxspec.mode import Mode
     from kernels_pallas.dispatch import Device
 
@@ -215,8 +219,13 @@ def _step(name: str, drafter: str, batch: int, kind: str) -> tuple[Any, tuple[An
         memory_bytes=140 << 30,
     )
     geometry, target, made, *_ = parts
-    steps = build_steps(geometry, target, made, mode=Mode.GREEDY)
+    mode = Mode[kind.upper()] if kind.upper() in Mode.__members__ else Mode.GREEDY
+    steps = build_steps(geometry, target, made, mode=mode)
     state = jax.eval_shape(lambda: init_state(geometry, target, made))
+    if mode.edits:
+        size = geometry.num_slots + 1
+        edits = jax.eval_shape(lambda: EditRows.neutral(size, geometry.vocab_size))
+        state = state.replace(edits=edits)
     if kind == "prefill":
         return steps.prefill, (params, state, empty_prefill_batch(batch, geometry))
     packed = empty_decode_batch(batch, geometry)

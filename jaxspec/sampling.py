@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.future_map import token_dtype
+from kernels_pallas.filter_thresholds import filter_thresholds
 
 _THREEFRY = "threefry2x32"
 _CHUNK = 128
@@ -68,16 +69,20 @@ def _first_highest_by_chunks(values: jax.Array) -> jax.Array:
     return first * _CHUNK + _first_highest(held)
 
 
-def sample_tokens(logits: jax.Array, positions: jax.Array, rows: SamplingRows) -> jax.Array:
+def sample_tokens(
+    logits: jax.Array, positions: jax.Array, rows: SamplingRows, *, implementation: str = "xla"
+) -> jax.Array:
     """Chooses the token of each position: the highest of `sampling_scores`.
 
     logits: f32[B, N, V]. positions: i32[B, N] absolute positions of the tokens to choose.
     Returns token_dtype[B, N].
     """
-    return greedy_tokens(sampling_scores(logits, positions, rows))
+    return greedy_tokens(sampling_scores(logits, positions, rows, implementation=implementation))
 
 
-def sampling_scores(logits: jax.Array, positions: jax.Array, rows: SamplingRows) -> jax.Array:
+def sampling_scores(
+    logits: jax.Array, positions: jax.Array, rows: SamplingRows, *, implementation: str = "xla"
+) -> jax.Array:
     """What each position's token is the highest of, rows of different settings side by side.
 
     Order: temperature, top-k, top-p over what top-k kept, min-p; then the Gumbel maximum with
@@ -86,11 +91,13 @@ def sampling_scores(logits: jax.Array, positions: jax.Array, rows: SamplingRows)
     """
     greedy = rows.temperature == 0.0
     noise = position_gumbel(rows.key, positions, logits.shape[-1])
-    noisy = filtered_scores(logits, rows) + noise
+    noisy = filtered_scores(logits, rows, implementation=implementation) + noise
     return jnp.where(greedy[:, None, None], logits, noisy)
 
 
-def filtered_scores(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+def filtered_scores(
+    logits: jax.Array, rows: SamplingRows, *, implementation: str = "xla"
+) -> jax.Array:
     """Unnormalised log-probabilities that tokens are drawn with: f32[B, N, V], -inf for none.
 
     Greedy rows are treated as those of temperature 1.
@@ -98,7 +105,7 @@ def filtered_scores(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     temperature = jnp.where(rows.temperature == 0.0, 1.0, rows.temperature).astype(jnp.float32)
     # Measured from the highest, so that no temperature, however small, makes them overflow.
     scores = (logits - logits.max(-1, keepdims=True)) / temperature[:, None, None]
-    return jnp.where(filter_mask(scores, rows), scores, -jnp.inf)
+    return jnp.where(filter_mask(scores, rows, implementation=implementation), scores, -jnp.inf)
 
 
 def position_gumbel(keys: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
@@ -123,58 +130,13 @@ def fold_positions(
     return jax.vmap(jax.vmap(of_position, (None, 0)), (0, 0))(keys, positions)
 
 
-def filter_mask(scores: jax.Array, rows: SamplingRows) -> jax.Array:
+def filter_mask(scores: jax.Array, rows: SamplingRows, *, implementation: str = "xla") -> jax.Array:
     """True where top-k, top-p and min-p keep a token: scores f32[B, N, V] -> bool[B, N, V].
 
-    Each filter keeps the tokens whose score reaches a threshold, and equal scores together. The
-    thresholds of top-k and top-p are found bit by bit in 32 passes over the scores, so the
-    vocabulary is never sorted; the passes run only while a row of the batch filters.
+    Each filter keeps the tokens whose score reaches a threshold, and equal scores together.
+    implementation: of `filter_thresholds`.
     """
-    ordered = _ordered_bits(scores)
-    lowest = jnp.zeros((*scores.shape[:-1], 1), jnp.uint32)
-
-    def top_k_threshold() -> jax.Array:
-        k = jnp.where(rows.top_k > 0, rows.top_k, scores.shape[-1])[:, None, None]
-
-        def enough(kept: jax.Array) -> jax.Array:
-            return kept.sum(-1, keepdims=True, dtype=jnp.int32) >= k
-
-        return _highest_threshold(ordered, enough)
-
-    k_threshold = lax.cond(jnp.any(rows.top_k > 0), top_k_threshold, lambda: lowest)
-    keep = ordered >= k_threshold
-    highest = scores.max(-1, keepdims=True)
-
-    def top_p_threshold() -> jax.Array:
-        weights = jnp.where(keep, jnp.exp(scores - highest), 0.0)
-        wanted = weights.sum(-1, keepdims=True) * rows.top_p[:, None, None]
-        wanted = jnp.maximum(wanted, jnp.finfo(jnp.float32).tiny)  # of nothing, all have enough
-
-        def enough(kept: jax.Array) -> jax.Array:
-            return jnp.where(kept, weights, 0.0).sum(-1, keepdims=True) >= wanted
-
-        threshold = _highest_threshold(ordered, enough)
-        return jnp.where(rows.top_p[:, None, None] < 1.0, threshold, lowest)
-
-    keep &= ordered >= lax.cond(jnp.any(rows.top_p < 1.0), top_p_threshold, lambda: lowest)
+    threshold = filter_thresholds(scores, rows.top_k, rows.top_p, implementation=implementation)
     # p >= min_p * p_max, whatever the normalisation; log(0) = -inf keeps all.
-    return keep & (scores >= highest + jnp.log(rows.min_p)[:, None, None])
-
-
-def _ordered_bits(scores: jax.Array) -> jax.Array:
-    """Maps f32 to u32 so that the order of the numbers is the order of the bits."""
-    scores = jnp.where(scores == 0.0, 0.0, scores)  # -0.0 is the same number
-    bits = lax.bitcast_convert_type(scores, jnp.uint32)
-    sign = jnp.uint32(1 << 31)
-    return jnp.where(bits >= sign, ~bits, bits | sign)
-
-
-def _highest_threshold(ordered: jax.Array, enough) -> jax.Array:
-    """The highest t for which `enough(ordered >= t)` holds, u32[..., 1]; 0 where none does."""
-
-    def try_bit(i: jax.Array, threshold: jax.Array) -> jax.Array:
-        candidate = threshold | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
-        return jnp.where(enough(ordered >= candidate), candidate, threshold)
-
-    start = jnp.zeros((*ordered.shape[:-1], 1), jnp.uint32)
-    return lax.fori_loop(jnp.int32(0), jnp.int32(32), try_bit, start)
+    least = scores.max(-1) + jnp.log(rows.min_p)[:, None]
+    return scores >= jnp.maximum(threshold, least)[..., None]

@@ -57,6 +57,14 @@ def test_a_gpu_gets_larger_pages_and_tiles():
     assert (geometry.page_size, geometry.prefill_tile) == (64, 64)
 
 
+def test_small_models_run_four_steps_a_dispatch_on_a_gpu():
+    small, large = dict(weight_bytes=(1 << 30) - 1), dict(weight_bytes=1 << 30)
+    assert decide(device=GPU, **small).decode_steps == 4
+    assert decide(device=GPU, **large).decode_steps == 1
+    assert decide(**small).decode_steps == 1
+    assert decide(EngineConfig(decode_steps=2), device=GPU, **small).decode_steps == 2
+
+
 def test_a_gpu_runs_up_to_four_steps_in_a_turn_of_a_loop():
     turns = {}
     for steps in (1, 2, 3, 4, 6, 7, 16):

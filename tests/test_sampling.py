@@ -264,11 +264,3 @@ def test_sampling_never_sorts_the_vocabulary():
     names = primitives_of(jaxpr.jaxpr)
     assert {"random_fold_in", "random_bits", "cond"} <= names, "the walk misses inner programs"
     assert not {name for name in names if "sort" in name or "top_k" in name}
-
-
-def test_a_batch_without_filters_runs_no_pass_of_the_bisection():
-    """The 32 passes stand behind conditions that only a filtering row makes true."""
-    jaxpr = jax.make_jaxpr(filter_mask)(logits_of(2, 3), rows_with({}, {}))
-    outside = {eqn.primitive.name for eqn in jaxpr.jaxpr.eqns}
-    assert not outside & {"while", "scan"}
-    assert [eqn.primitive.name for eqn in jaxpr.jaxpr.eqns].count("cond") == 2

@@ -31,8 +31,9 @@ _DRAFTS_ACCEPTED = 5  # near what DFlash reaches on Qwen3-8B
 class ShapeRig:
     """One drafter beside a target, and the programs of greedy batches.
 
-    batches: the only bucket sizes. split: verification and ingest as two programs.
-    accept_length: tokens that every step commits to every request.
+    batches: the only bucket sizes. split: verification and ingest as two programs. modes: of
+    batches that the engine can serve beside greedy ones. accept_length: tokens that every step
+    commits to every request.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ShapeRig:
         dtype: str,
         batches: tuple[int, ...],
         split: bool,
+        modes: tuple[Mode, ...] = (),
     ):
         if drafter == "none":
             config = dataclasses.replace(config, force_accept=None)
@@ -69,9 +71,11 @@ class ShapeRig:
         self.choices = built.kernels
         self.kv_bytes = built.kv_bytes_per_token * self.geometry.num_pages * self.geometry.page_size
         self.weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
-        self.steps = build_steps(
-            self.geometry, self.target, self.drafter, mode=Mode.GREEDY, split=split
+        self.steps, *others = (
+            build_steps(self.geometry, self.target, self.drafter, mode=mode, split=split)
+            for mode in (Mode.GREEDY, *modes)
         )
+        self._steps_of_others = dict(zip(modes, others, strict=True))
         self.kind = "decode" if self.geometry.decode_steps == 1 else "decode_loop"
 
     @property
@@ -91,7 +95,7 @@ class ShapeRig:
             self.geometry,
             self.params,
             fill_kv(state) if known else state,
-            {Mode.GREEDY: steps},
+            {Mode.GREEDY: steps, **self._steps_of_others},
             overlap=overlap,
             prefix_lookahead=self.drafter.kv_lookahead if known else None,
         )

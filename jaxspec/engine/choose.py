@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.config import Kernels
 from jaxspec.drafters.base import DraftBlock
 from jaxspec.drafters.tree import ancestors
 from jaxspec.logit_edits import (
@@ -24,6 +25,7 @@ from jaxspec.logit_edits import (
 from jaxspec.mode import Mode
 from jaxspec.rejection import rejection_choice
 from jaxspec.sampling import SamplingRows, filtered_scores, greedy_tokens, sampling_scores
+from kernels_pallas.dispatch import XLA
 
 
 def choose_tokens(
@@ -33,6 +35,7 @@ def choose_tokens(
     editing: Editing | None = None,
     *,
     mode: Mode,
+    kernels: Kernels,
 ) -> tuple[jax.Array, jax.Array]:
     """The target's choice of each position, and where it had one to make.
 
@@ -42,9 +45,9 @@ def choose_tokens(
     """
     if mode.edits:
         logits = restrict(logits, positions, editing)
-        tokens = _penalised_choice(greedy_tokens, logits, positions, sampling, editing)
+        tokens = _penalised_choice(greedy_tokens, logits, positions, sampling, editing, kernels)
     else:
-        tokens = choice_of(greedy_tokens, logits, positions, sampling, mode=mode)
+        tokens = choice_of(greedy_tokens, logits, positions, sampling, mode=mode, kernels=kernels)
     if mode is Mode.GREEDY:
         # What was chosen is the highest, NaN above all: no second pass over the logits.
         highest = jnp.take_along_axis(logits, tokens.astype(jnp.int32)[..., None], axis=-1)[..., 0]
@@ -61,19 +64,21 @@ def choice_of(
     editing: Editing | None = None,
     *,
     mode: Mode,
+    kernels: Kernels,
 ) -> Any:
     """`choose` of the scores f32[B, N, V] that each position's token is the highest of.
 
     logits: f32[B, N, V]. positions: i32[B, N] of the tokens to choose. sampling: leaves [B, ...].
     editing: None in modes without. mode: static; a batch without sampling rows computes neither
-    noise nor filters.
+    noise nor filters. kernels: static.
     """
     if mode is Mode.GREEDY:
         return choose(logits)
     if mode is Mode.SAMPLED:
-        return choose(sampling_scores(logits, positions, sampling))
+        by = kernels.filter_thresholds
+        return choose(sampling_scores(logits, positions, sampling, implementation=by))
     logits = restrict(logits, positions, editing)
-    return _penalised_choice(choose, logits, positions, sampling, editing)
+    return _penalised_choice(choose, logits, positions, sampling, editing, kernels)
 
 
 def _penalised_choice(
@@ -82,12 +87,13 @@ def _penalised_choice(
     positions: jax.Array,
     sampling: SamplingRows,
     editing: Editing,
+    kernels: Kernels,
 ) -> Any:
     """`choose` of restricted logits, inside the branches.
 
     What leaves a branch is copied, so the scores of a vocabulary do not. Where nobody has penalties
     or samples, the branch hands on what was chosen outside: XLA's reductions on CPUs are slower in
-    branches.
+    branches. On GPUs the host waits at a branch for the device, which costs more than all of this.
     """
 
     def unchanged(logits: jax.Array) -> Any:
@@ -97,8 +103,12 @@ def _penalised_choice(
         return choose(penalise(logits, editing))
 
     def sampled(logits: jax.Array) -> Any:
-        return choose(sampling_scores(penalise(logits, editing), positions, sampling))
+        by = kernels.filter_thresholds
+        penalised = penalise(logits, editing)
+        return choose(sampling_scores(penalised, positions, sampling, implementation=by))
 
+    if kernels.filter_thresholds != XLA:
+        return sampled(logits)
     plain = lax.optimization_barrier(choose(logits))
     asked = jnp.where(has_penalties(editing.rows), jnp.int32(1), jnp.int32(0))
     which = jnp.where(jnp.any(sampling.temperature > 0.0), jnp.int32(2), asked)
@@ -112,6 +122,7 @@ def token_log_probs(
     editing: Editing | None = None,
     *,
     mode: Mode,
+    kernels: Kernels,
 ) -> jax.Array:
     """What sampled rows draw their tokens with: f32[B, N, V], -inf of what they never choose.
 
@@ -119,7 +130,8 @@ def token_log_probs(
     """
     if mode.edits:
         logits = edit_logits(logits, positions, editing)
-    return jax.nn.log_softmax(filtered_scores(logits, sampling), axis=-1)
+    scores = filtered_scores(logits, sampling, implementation=kernels.filter_thresholds)
+    return jax.nn.log_softmax(scores, axis=-1)
 
 
 def choose_by_rejection(

@@ -135,16 +135,21 @@ def build_fine_stages(
             lens=resolved.lens,
         )
         drafting = mode if geometry.draft_noise == "keyed" else Mode.GREEDY
-        choose = (limits.sampling, editing_of(state, batch.rows, limits, drafting))
+        chosen_by = {
+            "sampling": limits.sampling,
+            "editing": editing_of(state, batch.rows, limits, drafting),
+            "mode": drafting,
+            "kernels": geometry.kernels,
+        }
 
         def scores(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return choice_of(lambda scores: scores, logits, positions, *choose, mode=drafting)
+            return choice_of(lambda scores: scores, logits, positions, **chosen_by)
 
         def sample(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return choice_of(greedy_tokens, logits, positions, *choose, mode=drafting)
+            return choice_of(greedy_tokens, logits, positions, **chosen_by)
 
         def log_probs(logits: jax.Array, positions: jax.Array) -> jax.Array:
-            return token_log_probs(logits, positions, *choose, mode=drafting)
+            return token_log_probs(logits, positions, **chosen_by)
 
         with jax.named_scope("draft"):
             context = DraftContext(
@@ -181,11 +186,12 @@ def build_fine_stages(
             if editing is not None:
                 before = preceding(draft, editing.rows.tail, drafter.depth)
                 editing = editing._replace(before=before, allowed=allowed)
+            chosen_by = {"mode": mode, "kernels": geometry.kernels}
             predicted, finite = choose_tokens(
-                logits, positions, limits.sampling, editing, mode=mode
+                logits, positions, limits.sampling, editing, **chosen_by
             )
             if by_rejection:
-                p = token_log_probs(logits, positions, limits.sampling, editing, mode=mode)
+                p = token_log_probs(logits, positions, limits.sampling, editing, **chosen_by)
                 predicted = choose_by_rejection(p, draft, positions, limits.sampling, predicted)
             accepted, path = verify(
                 draft,

@@ -65,7 +65,12 @@ def build_prefill_step(
             before = preceding_in_chain(last_ids, editing.rows.tail)
             editing = editing._replace(before=before, allowed=batch.allowed)
         predicted, finite = choose_tokens(
-            logits, last_positions + 1, batch.limits.sampling, editing, mode=mode
+            logits,
+            last_positions + 1,
+            batch.limits.sampling,
+            editing,
+            mode=mode,
+            kernels=geometry.kernels,
         )
         accepted, _ = verify(
             DraftBlock(last_ids, jnp.zeros_like(batch.rows)),

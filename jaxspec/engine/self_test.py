@@ -16,6 +16,7 @@ from kernels_pallas.accept import cases as accept_cases
 from kernels_pallas.add_rms_norm import cases as add_rms_norm_cases
 from kernels_pallas.few_row_gemm import MAX_ROWS, parts_for
 from kernels_pallas.few_row_gemm import cases as few_row_gemm_cases
+from kernels_pallas.filter_thresholds import cases as filter_cases
 from kernels_pallas.kv_move import cases as kv_move_cases
 from kernels_pallas.kv_write import cases as kv_write_cases
 from kernels_pallas.kv_write_context import cases as kv_write_context_cases
@@ -83,6 +84,7 @@ def self_test_cases(
             ),
         ),
         ("kv_write", kv_write_cases.Case("in use", 3, block, norm=model.qk_norm, **heads)),
+        ("filter_thresholds", filter_cases.Case("in use", 6, 2, model.vocab_size)),
         *_layer_cases(geometry, model),
     ]
     if plan.tree_depth is not None:

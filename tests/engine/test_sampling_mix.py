@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxspec.cache.page_pool import PagePool
+from jaxspec.config import Kernels
 from jaxspec.request import StructuredOutputsParams
 from tests import oracle
 from tests.fakes import VOCAB, letters
@@ -12,6 +13,7 @@ from tests.harness import check, check_logprobs, request, run
 from tests.told import told_engine
 
 TOKENS = st.integers(0, VOCAB - 1)
+WITHOUT_BRANCHES = Kernels(filter_thresholds="triton_interpret")
 WORDS = st.text("".join(piece.decode() for piece in letters().values()), min_size=1, max_size=3)
 # Steps of 0.25 keep the toy's logits, multiples of 0.5, exact in any order of operations.
 PENALTIES = st.integers(-8, 8).map(lambda quarters: quarters / 4)
@@ -68,7 +70,12 @@ def test_any_mix_of_settings_gives_the_text_of_plain_decoding(data):
     """F23, F27: more requests than slots, drafts right as often as a script says, few pages."""
     asked = [data.draw(rows(index)) for index in range(data.draw(st.integers(1, 5)))]
     accepts = data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=6))
-    engine = told_engine(*asked, accepts=accepts, overlap=data.draw(st.booleans()))
+    engine = told_engine(
+        *asked,
+        accepts=accepts,
+        overlap=data.draw(st.booleans()),
+        kernels=data.draw(st.sampled_from([Kernels(), WITHOUT_BRANCHES])),
+    )
     if data.draw(st.booleans()):
         engine._use_pool(PagePool(16))
     outputs = run(engine, *asked)

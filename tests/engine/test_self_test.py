@@ -37,6 +37,7 @@ def test_the_cases_have_the_sizes_in_use():
         "accept",
         "paged_attention",
         "kv_write",
+        "filter_thresholds",
         "add_rms_norm",
         "few_row_gemm",
         "few_row_gemm",

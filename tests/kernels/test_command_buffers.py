@@ -11,12 +11,17 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "command_buffers.py"
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", ["smollm2-135m:none:1", "smollm2-135m:dflash:1"])
+@pytest.mark.parametrize(
+    "case", ["smollm2-135m:none:1", "smollm2-135m:dflash:1", "smollm2-135m:none:8:logprobs"]
+)
 def test_graphs_are_launched_as_they_were_recorded(case):
     refusal = dispatch.refuses_triton(dispatch.Device.current())
     if refusal is not None:
         pytest.skip(f"lacks a GPU: {refusal}")
-    row = runpy.run_path(str(SCRIPT))["count"](case)
-    assert row["launches_of_graphs"] == row["steps"]
-    assert row["graphs_recorded"] == 0
-    assert row["median_commands_updated"] < row["commands"] / 4, row
+    rows = runpy.run_path(str(SCRIPT))["count"](case)
+    for row in rows:
+        assert row["launches_of_graphs"] == row["steps"]
+        assert row["graphs_recorded"] == 0
+        assert row["median_commands_updated"] < row["commands"] / 4, row
+    # Whoever else was served, a greedy batch costs what it cost before.
+    assert rows[-1] == rows[0]
