@@ -340,8 +340,10 @@ class Engine:
         if short := batch.short_of(needed):
             for place in short:
                 self._grow(batch.seqs[place], int(needed[place]), batch.seqs)
-            if any(seq.is_preempted for seq in batch.seqs):
-                batch = self._gather([seq for seq in batch.seqs if not seq.is_preempted])
+            lens = zip(batch.seqs, needed.tolist(), strict=True)
+            able = [seq for seq, length in lens if self._pages.holds(seq, length)]
+            if able != batch.seqs:
+                batch = self._gather(able)
                 if batch is None:
                     return
             else:
@@ -376,13 +378,16 @@ class Engine:
     def _grow(self, seq: Sequence, num_rows: int, going: list[Sequence]) -> None:
         """Gives a running request pages for `num_rows` rows, others' if there is no other way.
 
-        The last that came gives up its pages first, if need be `seq` itself.
+        The last that came gives up its pages first, if need be `seq` itself. Where one ends with
+        what is in flight, `seq` sits out a dispatch and takes those pages.
         """
         while not seq.is_preempted:
             try:
                 return self._pages.reserve(seq, num_rows)
             except OutOfPages:
                 earlier = [other for other in going if not other.is_preempted]
+                if len(self._running) > len(earlier):
+                    return
                 self._preempt([*earlier, *self._prefilling][-1])
 
     def _preempt(self, seq: Sequence) -> None:

@@ -57,9 +57,13 @@ class PageTable:
         Raises:
             OutOfPages: there are too few; it gets none.
         """
-        missing = self._geometry.pages_for(num_rows) - len(seq.pages)
-        if missing > 0:
+        if not self.holds(seq, num_rows):
+            missing = self._geometry.pages_for(num_rows) - len(seq.pages)
             self._give(seq, self.pool.allocate(missing))
+
+    def holds(self, seq: Sequence, num_rows: int) -> bool:
+        """True where a request has the pages for `num_rows` rows of KV."""
+        return len(seq.pages) >= self._geometry.pages_for(num_rows)
 
     def offer(self, seq: Sequence) -> None:
         """Lets other requests begin with what is dispatched of this one's prefill."""

@@ -252,18 +252,3 @@ TestEngineMachine.settings = settings(
 def test_two_thousand_schedules():
     longer = settings(max_examples=2000, stateful_step_count=30, print_blob=True, **COMMON)
     run_state_machine_as_test(EngineMachine, settings=longer)
-
-
-def test_a_prompt_that_is_preempted_in_the_step_that_ends_it():
-    """What runs has grown through all of its chunks, and takes its pages in its last step."""
-    machine = EngineMachine()
-    machine.start(accepts=[0], overlap=True, num_pages=21, caching=True, budget=1, chunked=True)
-    for prompt, steps in (([3], 2), ([0] * 29, 29)):
-        machine.ask(prompt, max_tokens=None, ignore_eos=True)
-        for _ in range(steps):
-            machine.go_on(count=1)
-            machine.pages_and_slots_add_up()
-    assert machine.engine.stats.num_preemptions == 1
-    (in_flight,) = machine.engine._in_flight
-    assert in_flight.is_prefill and in_flight.entries[0].seq.is_preempted
-    machine.teardown()

@@ -4,7 +4,15 @@ import pytest
 
 from jaxspec.cache.page_pool import PagePool
 from jaxspec.request import FinishReason
-from tests.harness import check, drain, make_engine, record, request, run
+from tests.harness import (
+    check,
+    drain,
+    make_engine,
+    record,
+    request,
+    run,
+    scripted_accept_lengths,
+)
 
 
 def engine_of_pages(num_pages, **options):
@@ -54,6 +62,21 @@ def test_a_request_without_pages_does_not_overtake_the_prompt_that_gives_way():
     check(outputs, *asked)
     assert orders == {"r0r1r2", "r1r2", "r2", ""}
     assert [outputs[f"r{i}"].metrics.num_preemptions for i in range(3)] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("accepts", "length", "limit"), [(7, 13, 2), (1, 9, 4), (1, 3, 4)])
+def test_nobody_gives_way_where_another_ends_with_what_is_in_flight(accepts, length, limit):
+    """The first needs pages while the second is full, but for the result on its way: it waits."""
+    engine = engine_of_pages(12, accepts=accepts)
+    first = request("first", [1], max_tokens=None, ignore_eos=True)
+    second = request("second", [2] * length, max_tokens=limit, ignore_eos=True)
+    engine.add_request(first)
+    for _ in range(5 if length == 3 else 1):
+        engine.step()
+    outputs = run(engine, second)
+    check(outputs, first, second)
+    assert engine.stats.num_preemptions == 0
+    assert outputs["first"].metrics.accept_lengths == scripted_accept_lengths(first, accepts)
 
 
 def test_a_resumed_request_computes_only_what_the_cache_has_lost():
@@ -112,6 +135,25 @@ def test_a_long_prompt_gives_way_in_the_middle_of_its_chunks():
     engine.step()
     outputs = run(engine, long)
     check(outputs, first, long)
+
+
+def test_a_prompt_that_is_preempted_in_the_step_that_ends_it():
+    """Its first token is on its way when what runs takes its pages; the token is made again."""
+    engine = engine_of_pages(10, drafter="none", max_num_batched_tokens=3)
+    first = request("first", [3], max_tokens=None, ignore_eos=True)
+    long = request("long", [0] * 26, max_tokens=None, ignore_eos=True)
+    engine.add_request(first)
+    for _ in range(3):
+        engine.step()
+    engine.add_request(long)
+    for _ in range(8):
+        engine.step()
+    seq = engine._by_id["long"]
+    assert seq.num_prefilled < seq.prefill_len
+    engine.step()
+    assert seq.is_preempted and seq.num_prefilled == seq.prefill_len
+    assert not seq.slot, "the result on its way has landed, and was dropped"
+    check(drain(engine), first, long)
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "random"])
