@@ -21,6 +21,7 @@ _GAIN = 1.01  # what another width must promise before it is taken
 _OVER_PLAIN = 1.02
 _PROBE_COST = 0.003  # share of the time that probes may waste
 _LEAST_WASTE = 0.1  # of a probe, as a share of its time: an even match is known by guess alone
+_PRIOR = 2.0  # slot-steps that a guess at an accept rate counts for at first
 _FRESH_RUNS = 2  # of a program that was not compiled beforehand: they say nothing of its time
 _DOUBT_AFTER = 32  # slot-steps
 _DOUBT_BELOW = 2.0  # tokens a step: fewer may lose to plain decoding, whatever a step takes
@@ -36,6 +37,11 @@ class Pace:
     it, and only the proportion is kept. Other widths are probed now and then, as often as a small
     share of the time pays for.
 
+    The start: each draft is thought right as often as the one before it, and the first always,
+    until steps show otherwise. Before any has, every other step is plain and the rest verify the
+    fewest drafts there are to verify: so little is lost to learn that drafts do not pay, and where
+    they do, no more than a step without them.
+
     A width without a measured time is never chosen, unless it may be tried: then plain decoding is,
     once drafts were wrong so often that it could be faster.
 
@@ -49,9 +55,9 @@ class Pace:
         self._num_compared: dict[tuple[Hashable, int], int] = {}
         self._around: dict[Hashable, tuple[int, deque[float]]] = {}  # width in use, its last steps
         self._trials: dict[tuple[Hashable, int], list[float]] = {}
-        # A draft is thought right until it was wrong.
-        self._tried, self._accepted = [1.0] * depth, [1.0] * depth
+        self._tried, self._accepted = [0.0] * depth, [0.0] * depth
         self._num_judged = 0
+        self._num_blind = 0  # steps chosen while nothing was judged
         self._tokens = self._tokens_by_width()
         self._width = self.widths[0]
         self._saved = 0.0  # seconds that probes may waste
@@ -127,9 +133,11 @@ class Pace:
 
     def _tokens_by_width(self) -> list[float]:
         """`tokens_a_step` of the widths from 1 on."""
-        reached, tokens = 1.0, [1.0]
+        reached, rate, tokens = 1.0, 1.0, [1.0]
         for tried, accepted in zip(self._tried, self._accepted, strict=True):
-            reached *= accepted / tried
+            guessed = _PRIOR * (1 - tried / _MEMORY)  # a guess fades as steps do
+            rate = (accepted + guessed * rate) / (tried + guessed)
+            reached *= rate
             tokens.append(tokens[-1] + reached)
         return tokens
 
@@ -147,6 +155,9 @@ class Pace:
             return full
         if len(known) == 1:
             return 1 if may_try and self._is_doubtful() else full
+        if not self._num_judged and 1 in known:
+            self._num_blind += 1
+            return known[-2] if self._num_blind % 2 else 1
         factor = sum(record.factor for record in records) / len(records) if records else 1.0
         speeds = {
             width: self._tokens_with(factor, width) / self._times[batch, width] for width in known

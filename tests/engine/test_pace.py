@@ -96,6 +96,7 @@ def test_nothing_compiles_when_the_width_changes():
     for each in asked:
         expected(each)
     compilations.clear()
+    engine.pace.note_accepted(BLOCK, [(DraftRecord(), BLOCK - 1)])  # past its first steps
     for fastest in WIDTHS:
         for width in WIDTHS:
             engine.pace.set_time(batch, width, 1e-3 if width == fastest else 1.0)
@@ -178,10 +179,61 @@ def test_a_draw_goes_to_plain_decoding():
     """Drafts are taken up again once they promise more than the 3 percent that may be lost."""
     pace = Pace((8, 1), BLOCK - 1)
     pace.set_time(8, 1, 1.0)
+    pace.note_accepted(8, [(DraftRecord(), 7)])
     for promise, width in [(1.0, 1), (1.025, 1), (1.035, 8)]:
         pace.set_time(8, 8, pace.tokens_a_step(8) / promise)
         pace.choose(8)
         assert pace._width == width
+
+
+def test_one_step_at_a_time_drafts_until_drafts_were_judged():
+    """The steps beside it are plain, and it verifies the fewest drafts that there are to verify."""
+    pace = timed(Machine(plain_ms=5.0, per_token_ms=0.05, draft_ms=1.0))
+    assert [pace.choose(8) for _ in range(4)] == [4, 1, 4, 1]
+    pace.note_accepted(1, [(DraftRecord(), 0)] * 8)
+    assert pace.choose(8) == 4
+    pace.note_accepted(4, [(DraftRecord(), 3)] * 8)
+    assert [pace.choose(8) for _ in range(2)] == [8, 8]
+
+
+def test_an_unjudged_draft_is_thought_right_as_often_as_the_one_before_it():
+    few_right, all_right = Pace(WIDTHS, BLOCK - 1), Pace(WIDTHS, BLOCK - 1)
+    assert few_right.tokens_a_step(8) == 8.0
+    for _ in range(20):
+        few_right.note_accepted(4, [(DraftRecord(), count) for count in (0, 1, 2, 3)])
+        all_right.note_accepted(4, [(DraftRecord(), 3)] * 4)
+    assert all_right.tokens_a_step(8) == 8.0
+    # Half of those that are reached are right on average, so that the next ones seldom are.
+    assert 0.0 < few_right.tokens_a_step(8) - few_right.tokens_a_step(4) < 0.5
+
+
+@pytest.mark.parametrize(("rate", "least"), [(0.2, 0.975), (0.5, 0.975), (0.95, 0.975)])
+def test_the_first_answers_follow_the_better_curve(rate, least):
+    """Times of SmolLM2-135M with DFlash on two CPU cores, a result read a step late, 100 steps."""
+    seconds = {8: 0.173, 4: 0.120, 1: 0.0455}
+    ratios = []
+    for seed in range(12):
+        machine = Machine(0.0, 0.0, 0.0, seed)
+        speeds = []
+        for fixed in (1, 8, None):
+            pace = Pace(WIDTHS, BLOCK - 1)
+            for width in WIDTHS:
+                pace.set_time(8, width, seconds[width])
+            tokens, elapsed, landing = 0, 0.0, []
+            records = [DraftRecord() for _ in range(8)]
+            for _ in range(100):
+                width = fixed or pace.choose(8, records)
+                accepted = [machine.accept(width, rate) for _ in range(8)]
+                tokens += 8 + sum(accepted)
+                elapsed += seconds[width]
+                landing.append((width, accepted))
+                if len(landing) > 1:
+                    width, accepted = landing.pop(0)
+                    pace.note_time(8, width, seconds[width])
+                    pace.note_accepted(width, [*zip(records, accepted, strict=True)])
+            speeds.append(tokens / elapsed)
+        ratios.append(speeds[2] / max(speeds[:2]))
+    assert np.mean(ratios) >= least
 
 
 def test_drafting_resumes_when_it_pays_again():
