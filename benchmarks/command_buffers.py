@@ -69,11 +69,13 @@ def serve(case: str) -> None:
         engine.stats.reset()
         while engine.stats.num_decode_steps < SETTLE:
             engine.step()
+        a_dispatch = rig.accept_length * rig.geometry.decode_steps
+        num_steps = min(STEPS, CONTEXT // a_dispatch - SETTLE - 2)  # nobody ends meanwhile
         print(f"{_BEGIN} {mode.name.lower()}", file=sys.stderr, flush=True)
         with count_compilations() as compiled:
-            for _ in range(STEPS):
+            for _ in range(num_steps):
                 engine.step()
-        print(_END, file=sys.stderr, flush=True)
+        print(f"{_END} {num_steps}", file=sys.stderr, flush=True)
         assert not compiled.count, f"{compiled.count} programs were compiled while serving"
         for request in requests:
             engine.abort(request.request_id)
@@ -91,8 +93,13 @@ def count(case: str) -> list[dict[str, Any]]:
     if done.returncode:
         sys.exit(f"{case} ended with status {done.returncode}: {text[-2000:]}")
     return [
-        {"case": case, "batch_of": steady.split(maxsplit=1)[0], **count_steps(steady)}
-        for steady in (each.split(_END)[0] for each in text.split(_BEGIN)[1:])
+        {
+            "case": case,
+            "batch_of": steady.split(maxsplit=1)[0],
+            "dispatches": int(rest.split(maxsplit=1)[0]),
+            **count_steps(steady),
+        }
+        for steady, rest in (each.split(_END) for each in text.split(_BEGIN)[1:])
     ]
 
 
@@ -101,7 +108,6 @@ def count_steps(steady: str) -> dict[str, Any]:
     found = [(int(all_), int(skipped)) for all_, skipped in _UPDATED.findall(steady)]
     changed = sorted(all_ - skipped for all_, skipped in found)
     return {
-        "steps": STEPS,
         "launches_of_graphs": steady.count("Execute command buffer"),
         "graphs_recorded": len(re.findall(r"Record create \d+ commands", steady)),
         "commands": max((all_ for all_, _ in found), default=None),

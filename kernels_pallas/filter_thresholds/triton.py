@@ -17,8 +17,8 @@ from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch
 
-_CHUNK = 4096  # scores that a program holds at once
-_NUM_WARPS = 8
+_CHUNK = 8192  # scores that a program holds at once
+_NUM_WARPS = 32
 # Two bits of the threshold a pass: three candidates are counted in the time that one takes to read.
 _PASSES = 16
 _LOWEST = -(1 << 31)

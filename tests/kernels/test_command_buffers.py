@@ -20,8 +20,8 @@ def test_graphs_are_launched_as_they_were_recorded(case):
         pytest.skip(f"lacks a GPU: {refusal}")
     rows = runpy.run_path(str(SCRIPT))["count"](case)
     for row in rows:
-        assert row["launches_of_graphs"] == row["steps"]
+        assert row["launches_of_graphs"] == row["dispatches"] > 8
         assert row["graphs_recorded"] == 0
-        assert row["median_commands_updated"] < row["commands"] / 4, row
+        assert row["median_commands_updated"] < row["commands"] / 3, row
     # Whoever else was served, a greedy batch costs what it cost before.
     assert rows[-1] == rows[0]
