@@ -72,29 +72,35 @@ def prompts() -> str:
 
 
 def served() -> str:
-    """Tokens a second of each drafter, at each number of requests at once."""
-    rows = _read("throughput")["rows"]
-    sizes = sorted({row["concurrency"] for row in rows})
+    """Tokens a second of each drafter, at each number of requests at once, run by run."""
+    runs = [run["rows"] for run in _read("throughput")]
+    sizes = sorted({row["concurrency"] for row in runs[0]})
     heads = " | ".join(f"{size} at once" for size in sizes)
     lines = [
-        f"| drafter | {heads} | accept length | ms a step |",
+        f"| drafter, steps a dispatch | {heads} | accept length | ms a step |",
         "| --- " * (len(sizes) + 3) + "|",
     ]
-    plain = {row["concurrency"]: row["tokens_per_s"] for row in rows if row["drafter"] == "none"}
-    kinds = dict.fromkeys((row["drafter"], row["drafts"]) for row in rows)
-    for kind in kinds:
-        mine = [row for row in rows if (row["drafter"], row["drafts"]) == kind]
-        mine.sort(key=lambda row: row["concurrency"])
-        speeds = []
-        for row in mine:
-            ratio = row["tokens_per_s"] / plain[row["concurrency"]]
-            speeds.append(f"{row['tokens_per_s']:,.0f}" + f" ({ratio:.2f}x)" * (kind[0] != "none"))
-        lengths = " / ".join(f"{row['mean_accept_length']:.2f}" for row in mine)
-        times = " / ".join(f"{row['step_ms']:.2f}" for row in mine)
-        name = ", ".join(part for part in kind if part)
-        lines.append(
-            f"| {name} | {' | '.join(speeds)} | {'1' if kind[0] == 'none' else lengths} | {times} |"
-        )
+    for rows in runs:
+        plain = {
+            row["concurrency"]: row["tokens_per_s"] for row in rows if row["drafter"] == "none"
+        }
+        kinds = dict.fromkeys((row["drafter"], row["drafts"]) for row in rows)
+        for kind in kinds:
+            mine = [row for row in rows if (row["drafter"], row["drafts"]) == kind]
+            mine.sort(key=lambda row: row["concurrency"])
+            speeds = []
+            for row in mine:
+                ratio = row["tokens_per_s"] / plain[row["concurrency"]]
+                more = f" ({ratio:.2f}x)" * (kind[0] != "none")
+                speeds.append(f"{row['tokens_per_s']:,.0f}{more}")
+            lengths = " / ".join(f"{row['mean_accept_length']:.2f}" for row in mine)
+            times = " / ".join(f"{row['step_ms']:.2f}" for row in mine)
+            drafts = "" if kind[0] == "none" else f", {kind[1]}" * bool(kind[1])
+            name = f"{kind[0]}{drafts}, {mine[0]['decode_steps']}"
+            lines.append(
+                f"| {name} | {' | '.join(speeds)} | {'1' if kind[0] == 'none' else lengths} "
+                f"| {times} |"
+            )
     return "\n".join(lines)
 
 
