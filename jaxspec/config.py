@@ -84,7 +84,7 @@ class EngineConfig:
     decode_steps: int | None = _option(
         None,
         "decode steps in one dispatch, when nobody waits; by default 4 for weights below 1 GiB on "
-        "a GPU, else 1",
+        "a GPU without trees, else 1",
     )
     warm_up: tuple[str, ...] = _option(
         ("greedy", "sampled"),
@@ -248,7 +248,7 @@ def resolve(
     on_gpu = device.platform == "gpu"
     page_size = config.page_size or (64 if on_gpu else 32)
     prefill_tile = 64 if on_gpu else 16
-    decode_steps = config.decode_steps or _decode_steps(on_gpu, weight_bytes)
+    decode_steps = config.decode_steps or _decode_steps(on_gpu and tree_depth is None, weight_bytes)
     pages_per_slot = -(-(max_model_len + 2 * block_size * decode_steps) // page_size)
     num_pages = 1 + _pool_pages(
         config,
@@ -282,15 +282,17 @@ def resolve(
     )
 
 
-def _decode_steps(on_gpu: bool, weight_bytes: int) -> int:
+def _decode_steps(is_chain_on_gpu: bool, weight_bytes: int) -> int:
     """Steps in a dispatch where the settings leave it open.
 
     A step of a small model is over before a GPU's host has launched the next: SmolLM2-135M brings
     10,000 tokens a second on an H200 by fours and 6,800 by ones, eight requests at once
     (kernels_pallas/NOTES.md). Where reading the weights takes longer than that, ones lose nothing,
-    and are heard of sooner.
+    and are heard of sooner. A step of a
+    tree has so many launches that four of them compile for a minute.
     """
-    return _STEPS_OF_SMALL_MODELS if on_gpu and weight_bytes < _SMALL_MODEL_BYTES else 1
+    is_small = weight_bytes < _SMALL_MODEL_BYTES
+    return _STEPS_OF_SMALL_MODELS if is_chain_on_gpu and is_small else 1
 
 
 def _loop_unroll(decode_steps: int) -> int:

@@ -62,6 +62,7 @@ def test_small_models_run_four_steps_a_dispatch_on_a_gpu():
     assert decide(device=GPU, **small).decode_steps == 4
     assert decide(device=GPU, **large).decode_steps == 1
     assert decide(**small).decode_steps == 1
+    assert decide(device=GPU, tree_depth=7, **small).decode_steps == 1
     assert decide(EngineConfig(decode_steps=2), device=GPU, **small).decode_steps == 2
 
 
