@@ -68,12 +68,15 @@ class ChatTemplate:
         """Renders a conversation.
 
         Args:
-            messages: the turns, {"role": ..., "content": ...}.
+            messages: the turns, {"role": ..., "content": ...}; content is text, or a list of
+                {"type": "text", "text": ...}, joined by line ends as vLLM does for templates that
+                take text.
             variables: everything else that the template may read.
 
         Raises:
-            ValueError: a role that neither the template nor anybody else knows, which most
-                templates would write as it is; or the template refuses the messages.
+            ValueError: a role that neither the template nor anybody else knows, or a content that
+                is no text, both of which most templates would write as they are; or the template
+                refuses the messages.
         """
         for index, message in enumerate(messages):
             if not self.knows_role(message.get("role")):
@@ -81,15 +84,33 @@ class ChatTemplate:
                     f"message {index} has the role {message.get('role')!r}; it must be one of "
                     f"{', '.join(ROLES)}, or one that the chat template of {self._name} names."
                 )
+        turns = [_with_text(index, message) for index, message in enumerate(messages)]
         try:
             return self._template.render(
-                messages=list(messages), **{"tools": None, "documents": None, **variables}
+                messages=turns, **{"tools": None, "documents": None, **variables}
             )
         except Exception as error:  # a template can fail in any way that code can
             raise ValueError(
                 f"the chat template of {self._name} refuses the messages ({error}); each needs a "
                 "role that the model knows and its content, in the order the model expects."
             ) from None
+
+
+def _with_text(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its content as text; one without content is left to the template."""
+    content = message.get("content", "")
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return message
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    for part, text in zip(parts, texts, strict=True):
+        is_other = isinstance(part, Mapping) and part.get("type", "text") != "text"
+        if is_other or not isinstance(text, str):
+            raise ValueError(
+                f"message {index} has the content {part!r}; it must be text, or a list of "
+                '{"type": "text", "text": ...}, since models here read nothing else.'
+            )
+    return {**message, "content": "\n".join(texts)}
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -412,3 +412,19 @@ def test_smollm2_answers_grow_to_their_whole_text(smollm2, size, skip):
         deltas = [stream.push(ids[start : start + size]) for start in range(0, len(ids), size)]
         assert "\N{REPLACEMENT CHARACTER}" not in "".join(deltas)
         assert "".join(deltas) + stream.flush() == smollm2.decode(ids, skip_special_tokens=skip)
+
+
+def test_content_in_parts_is_joined_and_what_is_no_text_is_refused():
+    template = ChatTemplate("{% for m in messages %}[{{ m.content }}]{% endfor %}", name="toy")
+
+    def render(content, **more):
+        return template.render([{"role": "assistant", "content": content, **more}])
+
+    parts = [{"type": "text", "text": "a"}, {"text": "b"}, "c"]
+    assert (render("x"), render(parts), render([])) == ("[x]", "[a\nb\nc]", "[]")
+    assert render(None, tool_calls=[{}]) == "[None]"
+    assert template.render([{"role": "user"}]) == "[]"
+    image = {"type": "image_url", "image_url": {"url": "u"}}
+    for content in (None, 7, {"a": 1}, [None], [{"type": "text"}], ["a", image]):
+        with pytest.raises(ValueError, match=r"message 0 has the content .* it must be text, or"):
+            render(content)
