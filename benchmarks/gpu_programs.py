@@ -196,7 +196,7 @@ def _step(name: str, drafter: str, batch: int, kind: str) -> tuple[Any, tuple[An
         max_num_seqs=32,
         max_model_len=8192,
         max_num_batched_tokens=8192,
-        decode_steps=int(kind) if kind.isdigit() else None,
+        decode_steps=int(kind) if kind.isdigit() else 1,
         tree_nodes=_TREE_NODES if kind == "tree" else None,
     )
     if drafter != "none":

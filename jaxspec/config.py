@@ -288,8 +288,8 @@ def _decode_steps(is_chain_on_gpu: bool, weight_bytes: int) -> int:
     A step of a small model is over before a GPU's host has launched the next: SmolLM2-135M brings
     10,000 tokens a second on an H200 by fours and 6,800 by ones, eight requests at once
     (kernels_pallas/NOTES.md). Where reading the weights takes longer than that, ones lose nothing,
-    and are heard of sooner. A step of a
-    tree has so many launches that four of them compile for a minute.
+    and are heard of sooner. A step of a tree has so many launches that four of them compile for a
+    minute.
     """
     is_small = weight_bytes < _SMALL_MODEL_BYTES
     return _STEPS_OF_SMALL_MODELS if is_chain_on_gpu and is_small else 1

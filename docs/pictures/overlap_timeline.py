@@ -35,7 +35,7 @@ def main() -> None:
     dtype, _ = choose_dtype("auto", Device.current())
     shape = SHAPES[args.shape]
     rig = ShapeRig(
-        EngineConfig(max_num_seqs=args.batch, max_model_len=_MAX_LEN),
+        EngineConfig(max_num_seqs=args.batch, max_model_len=_MAX_LEN, decode_steps=1),
         shape,
         random_target(shape.target, dtype),
         drafter=args.drafter,

@@ -143,6 +143,11 @@ def check(settings: Settings) -> None:
             f"drafter is {unknown[0]!r}; roofline measures {', '.join(DRAFTERS)}, with random "
             "weights"
         )
+    if options.split and (config.decode_steps or 1) > 1:
+        raise ConfigError(
+            f"decode_steps is {config.decode_steps}, but there is no loop of split steps; "
+            "leave one of them out"
+        )
     if max(options.batch) > config.max_num_seqs:
         raise ConfigError(
             f"batch is {max(options.batch)}, but max_num_seqs is {config.max_num_seqs}; raise it"

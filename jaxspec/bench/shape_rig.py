@@ -31,9 +31,9 @@ _DRAFTS_ACCEPTED = 5  # near what DFlash reaches on Qwen3-8B
 class ShapeRig:
     """One drafter beside a target, and the programs of greedy batches.
 
-    batches: the only bucket sizes. split: verification and ingest as two programs. modes: of
-    batches that the engine can serve beside greedy ones. accept_length: tokens that every step
-    commits to every request.
+    batches: the only bucket sizes. split: verification and ingest as two programs, one step a
+    dispatch. modes: of batches that the engine can serve beside greedy ones. accept_length: tokens
+    that every step commits to every request.
     """
 
     def __init__(
@@ -48,6 +48,8 @@ class ShapeRig:
         split: bool,
         modes: tuple[Mode, ...] = (),
     ):
+        if split:
+            config = dataclasses.replace(config, decode_steps=1)
         if drafter == "none":
             config = dataclasses.replace(config, force_accept=None)
         elif config.force_accept is None:

@@ -88,7 +88,8 @@ def record_engine(engine: Engine, watch: Watch, *, num_requests: int, num_steps:
             for path in Path(folder).rglob("*.xplane.pb")
             for plane in jax.profiler.ProfileData.from_file(str(path)).planes
         ]
-        return read_timeline(planes, first, num_steps)
+        timeline = read_timeline(planes, first, num_steps)
+    return timeline._replace(step_ms=timeline.step_ms / engine.geometry.decode_steps)
 
 
 def _run_until_all_decode(engine: Engine, num_requests: int) -> None:

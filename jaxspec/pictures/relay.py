@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +44,8 @@ def watch_relay(rig: Rig, text: str, *, num_steps: int = 3) -> RelayLog:
     Reading the row waits for the device, which an engine never does. Where `rig` was loaded with
     `poison`, a row that was read holds a token outside the vocabulary until it is stashed again.
     """
+    # The watcher takes the place of single steps, which a loop of several would pass by.
+    rig = rig._replace(geometry=dataclasses.replace(rig.geometry, decode_steps=1))
     watcher = _Watcher(rig)
     engine = build_engine(rig, greedy_steps(rig)._replace(decode=watcher.decode), overlap=False)
     prompt = encode_chat(rig.tokenizer, [{"role": "user", "content": text}])

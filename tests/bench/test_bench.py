@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec import cli
-from jaxspec.bench import roofline, startup, throughput
+from jaxspec.bench import roofline, shape_rig, startup, throughput
 from jaxspec.bench.command import MODES, default_drafters
 from jaxspec.bench.compilations import count_compilations
 from jaxspec.bench.features import FEATURES
@@ -279,6 +279,24 @@ def test_numbers_take_the_place_of_zeros_without_a_copy_of_the_kv():
     assert all(float(abs(leaf).max()) > 0.5 for leaf in fill_kv(state).kv)
 
 
+def test_split_steps_are_dispatched_one_by_one(monkeypatch):
+    """Whatever is the default: the program of several would not be split."""
+    asked = []
+
+    def build_engine(config, *args, **settings):
+        asked.append(config.decode_steps)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(shape_rig, "build_engine", build_engine)
+    shape = SHAPES["tiny"]
+    target = shape_target(shape.target, "float32")
+    sizes = {"drafter": "none", "dtype": "float32", "batches": (2,)}
+    for split in (False, True):
+        with pytest.raises(ConfigError, match="enough"):
+            ShapeRig(EngineConfig(decode_steps=4), shape, target, split=split, **sizes)
+    assert asked == [4, 1]
+
+
 ROOFLINE = ["roofline", "--shape", "tiny", "--context", "40", "--max-model-len", "128"]
 
 
@@ -387,6 +405,7 @@ def test_a_cold_start_is_held_against_the_median_of_warm_ones(bench, monkeypatch
         (["roofline", "--context", "0"], "context is 0; it must be at least 1"),
         ([*ROOFLINE, "--batch", "9"], "batch is 9, but max_num_seqs is 1; raise it"),
         ([*ROOFLINE, "--batch", "1", "--drafter", "ngram"], "drafter is 'ngram'; roofline"),
+        ([*ROOFLINE, "--split", "--decode-steps", "4"], "decode_steps is 4, but there is no loop"),
         (
             [*ROOFLINE, "--batch", "1", "--max-tokens", "100"],
             "context 40 and max_tokens 100 make 140 tokens, but max_model_len is 128",

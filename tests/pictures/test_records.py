@@ -12,6 +12,8 @@ from jaxspec.pictures.timeline import timeline_picture
 from jaxspec.weights.files import no_progress
 from tests.tiny_model import SIZES, write_tiny_model
 
+STAGES = ["(before)", "resolve", "verify, publish", "ingest, stash"]
+
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory):
@@ -77,12 +79,7 @@ def test_a_timeline_is_drawn(timelines, tmp_path):
 
 def test_the_relay_is_seen_after_each_stage(rig):
     log = watch_relay(rig, "Abc", num_steps=2)
-    assert [moment.after for moment in log[:4]] == [
-        "(before)",
-        "resolve",
-        "verify, publish",
-        "ingest, stash",
-    ]
+    assert [moment.after for moment in log[:4]] == STAGES
     assert len(log) == 8
     outside = rig.geometry.vocab_size
     for step in (0, 1):
@@ -111,3 +108,11 @@ def test_loops_of_steps_are_recorded_too(rig):
     looped = rig._replace(geometry=dataclasses.replace(rig.geometry, decode_steps=2))
     timeline = record_timeline(looped, overlap=True, num_steps=2)
     assert sorted(spans_of(timeline, "device")) == [0, 1]
+    wall_us = max(span.end_us for span in timeline.spans)
+    assert timeline.step_ms == pytest.approx(wall_us / (2 * 2) / 1e3)  # of one step, not of a loop
+
+
+def test_single_steps_are_watched_where_an_engine_would_run_loops(rig):
+    looped = rig._replace(geometry=dataclasses.replace(rig.geometry, decode_steps=2))
+    log = watch_relay(looped, "What is it?", num_steps=2)
+    assert [moment.after for moment in log] == STAGES * 2
