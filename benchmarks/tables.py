@@ -81,27 +81,29 @@ def served() -> str:
         "| --- " * (len(sizes) + 3) + "|",
     ]
     for rows in runs:
-        plain = {
-            row["concurrency"]: row["tokens_per_s"] for row in rows if row["drafter"] == "none"
-        }
-        kinds = dict.fromkeys((row["drafter"], row["drafts"]) for row in rows)
-        for kind in kinds:
-            mine = [row for row in rows if (row["drafter"], row["drafts"]) == kind]
-            mine.sort(key=lambda row: row["concurrency"])
-            speeds = []
-            for row in mine:
-                ratio = row["tokens_per_s"] / plain[row["concurrency"]]
-                more = f" ({ratio:.2f}x)" * (kind[0] != "none")
-                speeds.append(f"{row['tokens_per_s']:,.0f}{more}")
-            lengths = " / ".join(f"{row['mean_accept_length']:.2f}" for row in mine)
-            times = " / ".join(f"{row['step_ms']:.2f}" for row in mine)
-            drafts = "" if kind[0] == "none" else f", {kind[1]}" * bool(kind[1])
-            name = f"{kind[0]}{drafts}, {mine[0]['decode_steps']}"
-            lines.append(
-                f"| {name} | {' | '.join(speeds)} | {'1' if kind[0] == 'none' else lengths} "
-                f"| {times} |"
-            )
+        lines += _served_by(rows)
     return "\n".join(lines)
+
+
+def _served_by(rows: list[dict[str, Any]]) -> list[str]:
+    """A line a drafter, beside plain decoding of the same run."""
+    plain = {row["concurrency"]: row["tokens_per_s"] for row in rows if row["drafter"] == "none"}
+    lines = []
+    for drafter, drafts in dict.fromkeys((row["drafter"], row["drafts"]) for row in rows):
+        mine = [row for row in rows if (row["drafter"], row["drafts"]) == (drafter, drafts)]
+        mine.sort(key=lambda row: row["concurrency"])
+        speeds = [f"{row['tokens_per_s']:,.0f}" for row in mine]
+        name, lengths = drafter, "1"
+        if drafter != "none":
+            name = f"{drafter}, {drafts}"
+            lengths = " / ".join(f"{row['mean_accept_length']:.2f}" for row in mine)
+            ratios = [row["tokens_per_s"] / plain[row["concurrency"]] for row in mine]
+            speeds = [f"{a} ({b:.2f}x)" for a, b in zip(speeds, ratios, strict=True)]
+        times = " / ".join(f"{row['step_ms']:.2f}" for row in mine)
+        lines.append(
+            f"| {name}, {mine[0]['decode_steps']} | {' | '.join(speeds)} | {lengths} | {times} |"
+        )
+    return lines
 
 
 def programs() -> str:

@@ -69,15 +69,13 @@ def _first_highest_by_chunks(values: jax.Array) -> jax.Array:
     return first * _CHUNK + _first_highest(held)
 
 
-def sample_tokens(
-    logits: jax.Array, positions: jax.Array, rows: SamplingRows, *, implementation: str = "xla"
-) -> jax.Array:
+def sample_tokens(logits: jax.Array, positions: jax.Array, rows: SamplingRows) -> jax.Array:
     """Chooses the token of each position: the highest of `sampling_scores`.
 
     logits: f32[B, N, V]. positions: i32[B, N] absolute positions of the tokens to choose.
     Returns token_dtype[B, N].
     """
-    return greedy_tokens(sampling_scores(logits, positions, rows, implementation=implementation))
+    return greedy_tokens(sampling_scores(logits, positions, rows))
 
 
 def sampling_scores(

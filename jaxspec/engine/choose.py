@@ -103,9 +103,8 @@ def _penalised_choice(
         return choose(penalise(logits, editing))
 
     def sampled(logits: jax.Array) -> Any:
-        by = kernels.filter_thresholds
-        penalised = penalise(logits, editing)
-        return choose(sampling_scores(penalised, positions, sampling, implementation=by))
+        logits = penalise(logits, editing)
+        return choice_of(choose, logits, positions, sampling, mode=Mode.SAMPLED, kernels=kernels)
 
     if kernels.filter_thresholds != XLA:
         return sampled(logits)

@@ -16,12 +16,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch
+from kernels_pallas.filter_thresholds.reference import LOWEST, ordered, score_of
 
 _CHUNK = 8192  # scores that a program holds at once
 _NUM_WARPS = 32
 # Two bits of the threshold a pass: three candidates are counted in the time that one takes to read.
 _PASSES = 16
-_LOWEST = -(1 << 31)
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -78,9 +78,9 @@ def _kernel(scores_ref, top_k_ref, top_p_ref, threshold_ref):
             candidates = [threshold + step, threshold + 2 * step, threshold + 3 * step]
 
             def add(scores: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-                ordered, weights = _ordered(scores), weigh(scores)
+                places, weights = ordered(scores), weigh(scores)
                 return tuple(
-                    total + jnp.where((ordered >= candidate) & (scores == scores), weights, 0)
+                    total + jnp.where((places >= candidate) & (scores == scores), weights, 0)
                     for total, candidate in zip(sums, candidates, strict=True)
                 )
 
@@ -90,8 +90,8 @@ def _kernel(scores_ref, top_k_ref, top_p_ref, threshold_ref):
                 threshold = jnp.where(enough, candidate, threshold)
             return threshold
 
-        found = lax.fori_loop(jnp.int32(0), times(_PASSES, when), narrow, jnp.int32(_LOWEST))
-        return _score_of(found)
+        found = lax.fori_loop(jnp.int32(0), times(_PASSES, when), narrow, jnp.int32(LOWEST))
+        return score_of(found)
 
     def one(scores: jax.Array) -> jax.Array:
         return jnp.ones_like(scores, jnp.int32)
@@ -112,16 +112,3 @@ def _kernel(scores_ref, top_k_ref, top_p_ref, threshold_ref):
     wanted = jnp.maximum(total * top_p, jnp.finfo(jnp.float32).tiny)  # of nothing, all have enough
     p_threshold = search(weigh, wanted, when=filters)
     pltriton.store(threshold_ref.at[b, n], jnp.maximum(k_threshold, p_threshold))
-
-
-def _ordered(scores: jax.Array) -> jax.Array:
-    """Maps f32 to i32 so that the order of the numbers is the order of the integers."""
-    bits = lax.bitcast_convert_type(jnp.where(scores == 0.0, 0.0, scores), jnp.int32)
-    return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
-
-
-def _score_of(ordered: jax.Array) -> jax.Array:
-    """The number of such an integer; -inf of all below its integer, which are no number's."""
-    bits = jnp.where(ordered < 0, ordered ^ jnp.int32(0x7FFFFFFF), ordered)
-    lowest = jnp.int32(-0x7F800001)  # of -inf
-    return jnp.where(ordered <= lowest, -jnp.inf, lax.bitcast_convert_type(bits, jnp.float32))
