@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-_CPU_CLIENT = "tf_XLAPjRtCpuClient"  # the threads that run programs on a CPU
+# The threads that run programs on a CPU, since jax 0.12 and before.
+_CPU_CLIENTS = ("tf_XLAExecute", "tf_XLAPjRtCpuClient")
 _BEGIN, _END = "ThreadpoolListener::StartRegion", "ThreadpoolListener::StopRegion"
 
 
@@ -62,7 +63,7 @@ def _cpu_regions(planes: Iterable[Any]) -> Iterator[Interval]:
         if not plane.name.startswith("/host:CPU"):
             continue
         for line in plane.lines:
-            if not line.name.startswith(_CPU_CLIENT):
+            if not line.name.startswith(_CPU_CLIENTS):
                 continue
             begin, events = None, sorted(line.events, key=lambda event: event.start_ns)
             for event in events:

@@ -41,12 +41,13 @@ def region(start, end):
     ]
 
 
-def test_a_cpus_program_is_a_region_of_its_client():
+@pytest.mark.parametrize("client", ["tf_XLAExecute", "tf_XLAPjRtCpuClient"])
+def test_a_cpus_program_is_a_region_of_its_client(client):
     cpu = Namespace(
         name="/host:CPU",
         lines=[
-            Namespace(name="tf_XLAPjRtCpuClient/1", events=[*region(0, 10), *region(19, 30)]),
-            Namespace(name="tf_XLAPjRtCpuClient/2", events=[*region(9, 20), *region(31, 40)[:2]]),
+            Namespace(name=f"{client}/1", events=[*region(0, 10), *region(19, 30)]),
+            Namespace(name=f"{client}/2", events=[*region(9, 20), *region(31, 40)[:2]]),
             Namespace(name="tf_XLAEigen/3", events=region(2, 3)),
         ],
     )
