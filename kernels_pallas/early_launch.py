@@ -7,7 +7,7 @@ The one behind then only waits inside, already on the device.
 
 It must be a Pallas-Triton kernel, or one that is not launched so (a library's): its loads keep
 their place behind the wait. XLA marks what its own fusions read as never changing, and the compiler
-may move such loads ahead of the wait.
+may move such loads ahead of the wait. A kernel of Mosaic GPU has the wait where we put it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jax.experimental.pallas import triton as pltriton
 from kernels_pallas import dispatch
 
 MIN_CAPABILITY = (9, 0)
+AHEAD_MIN_JAX = (0, 12)  # Mosaic's kernels in a command buffer, launched early
 # Of a layer, in turn; where one of them is XLA's, the one before it must not launch it early.
 CHAIN = ("few_row_gemm", "kv_write", "paged_attention", "add_rms_norm")
 
@@ -27,6 +28,13 @@ CHAIN = ("few_row_gemm", "kv_write", "paged_attention", "add_rms_norm")
 def refuses(device: dispatch.Device) -> str | None:
     """Why no kernel on `device` can be launched early, or None."""
     return dispatch.refuses_below(device, MIN_CAPABILITY)
+
+
+def refuses_ahead(device: dispatch.Device) -> str | None:
+    """Why no kernel of Mosaic GPU on `device` can be launched early and load ahead, or None."""
+    if jax.__version_info__ < AHEAD_MIN_JAX:
+        return f"jax {jax.__version__} < {'.'.join(map(str, AHEAD_MIN_JAX))}"
+    return dispatch.refuses_mosaic_gpu(device)
 
 
 def program_id(axis: int, early_launch: bool) -> jax.Array:

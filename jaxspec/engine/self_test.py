@@ -14,7 +14,7 @@ from jaxspec.models.config import ModelConfig
 from kernels_pallas import dispatch
 from kernels_pallas.accept import cases as accept_cases
 from kernels_pallas.add_rms_norm import cases as add_rms_norm_cases
-from kernels_pallas.few_row_gemm import MAX_ROWS, parts_for
+from kernels_pallas.few_row_gemm import MAX_ROWS, loads_ahead, parts_for
 from kernels_pallas.few_row_gemm import cases as few_row_gemm_cases
 from kernels_pallas.filter_thresholds import cases as filter_cases
 from kernels_pallas.kv_move import cases as kv_move_cases
@@ -144,6 +144,8 @@ def _layer_cases(geometry: Geometry, model: ModelConfig) -> list[tuple[str, Any]
     gate_up = 128, model.intermediate_size, width
     serves_many = parts_for(*gate_up, swiglu=True, implementation=implementation)
     many_rows = few_row_gemm_cases.MANY_ROWS_CASES if serves_many else ()
+    if loads_ahead(*gate_up[1:], implementation=implementation):
+        many_rows += few_row_gemm_cases.AHEAD_CASES
     return [
         ("add_rms_norm", add_rms_norm_cases.Case("in use", rows, width, dtype)),
         (

@@ -1,19 +1,21 @@
 """A matrix product of few rows that streams the weight once, with what follows it.
 
-Read `reference.py`, then `triton.py` and, for 128 and 256 rows, `many_rows.py` and `mosaic_gpu.py`;
-`cases.py` names the shapes that tests and `bench.py` share.
+Read `reference.py`, then `triton.py`; `mosaic_few_rows.py` for large weights, since jax 0.12; and
+`many_rows.py` and `mosaic_gpu.py` for 128 and 256 rows. Tests and `bench.py` share the shapes of
+`cases.py`.
 """
 
 from __future__ import annotations
 
 import chex
 import jax
+import jax.numpy as jnp
 
 from kernels_pallas import dispatch
-from kernels_pallas.few_row_gemm import many_rows, mosaic_gpu, reference, triton
+from kernels_pallas.few_row_gemm import many_rows, mosaic_few_rows, mosaic_gpu, reference, triton
 from kernels_pallas.few_row_gemm.triton import MAX_ROWS
 
-__all__ = ["MAX_ROWS", "few_row_gemm", "parts_for"]
+__all__ = ["MAX_ROWS", "few_row_gemm", "loads_ahead", "parts_for"]
 
 # Under Mosaic's name Triton's kernel runs, too, where it is the faster one: see `many_rows.py`.
 BACKENDS = {"mosaic_gpu": mosaic_gpu.refuses, "triton": triton.refuses}
@@ -34,12 +36,23 @@ def parts_for(
     """
     if implementation == dispatch.XLA:
         return 0
+    is_mosaic = implementation.startswith("mosaic_gpu")
     if num_rows <= MAX_ROWS:
-        return 1
-    if not implementation.startswith("mosaic_gpu"):
+        few = is_mosaic and mosaic_few_rows.choose(
+            num_rows, outputs, width, swiglu=swiglu, bits=16, may_split=may_split
+        )
+        return few.splits if few else 1
+    if not is_mosaic:
         return 0
     config = many_rows.choose(num_rows, outputs, width, swiglu=swiglu, may_split=may_split)
     return 0 if config is None else config.splits
+
+
+def loads_ahead(outputs: int, width: int, *, implementation: str) -> bool:
+    """Whether a layer with such a gate and up has products of `mosaic_few_rows`, in 16 bits."""
+    sizes = {"swiglu": True, "bits": 16, "may_split": False}
+    config = mosaic_few_rows.choose(1, outputs, width, **sizes)
+    return implementation.startswith("mosaic_gpu") and config is not None
 
 
 def few_row_gemm(
@@ -85,9 +98,27 @@ def few_row_gemm(
     by, interpret = dispatch.parse("few_row_gemm", implementation)
     if by == dispatch.XLA:
         return reference.few_row_gemm(x, weight, residual, swiglu=swiglu, num_parts=num_parts)
-    config = None
+    config, split = None, num_parts > 1
+    if by == "mosaic_gpu" and num_rows <= MAX_ROWS and residual is None:
+        few = mosaic_few_rows.choose(
+            num_rows,
+            outputs,
+            width,
+            swiglu=swiglu,
+            bits=jnp.finfo(x.dtype).bits,
+            may_split=split,
+        )
+        if few is not None:
+            chex.assert_equal(few.splits, num_parts)
+            return mosaic_few_rows.few_row_gemm(
+                x,
+                weight,
+                swiglu=swiglu,
+                config=few,
+                early_launch=early_launch and not interpret,
+                interpret=interpret,
+            )
     if by == "mosaic_gpu" and num_rows > MAX_ROWS and residual is None:
-        split = num_parts > 1
         config = many_rows.choose(num_rows, outputs, width, swiglu=swiglu, may_split=split)
     if isinstance(config, mosaic_gpu.Config):
         chex.assert_equal(config.splits, num_parts)

@@ -53,6 +53,14 @@ MANY_ROWS_CASES = (
     Case("256 rows, swiglu", 256, 12288, 128, swiglu=True, dtype="bfloat16"),
 )
 
+# One for each way that `mosaic_few_rows.choose` goes.
+AHEAD_CASES = (
+    Case("one row, ahead", 1, 6144, 512, dtype="bfloat16"),
+    Case("16 rows, ahead, two parts", 16, 4096, 512, dtype="bfloat16", num_parts=2),
+    Case("5 rows, ahead, two wide parts", 5, 4096, 8704, dtype="bfloat16", num_parts=2),
+    Case("16 rows, ahead, swiglu", 16, 12288, 256, swiglu=True, dtype="bfloat16"),
+)
+
 # The four products of Qwen3-8B, plain and with the epilogues that a layer can use, and SmolLM2's.
 BENCH_CASES = (
     *(

@@ -27,7 +27,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import add_rms_norm, kv_write, measure, roofline
 from kernels_pallas.early_launch import program_id
-from kernels_pallas.few_row_gemm import mosaic_gpu, triton
+from kernels_pallas.few_row_gemm import mosaic_few_rows, mosaic_gpu, triton
 from kernels_pallas.few_row_gemm.triton import Config
 
 CALLS = 24  # in a chain
@@ -66,6 +66,13 @@ MANY_ROWS = {
     "o": ((64, 64, 4, 6, True, 2),),
     "gate_up": ((64, 64, 4, 3, True),),
     "down": ((64, 64, 4, 6, True, 2),),
+}
+# tile_k, num_stages, x_stages, splits, per_sm.
+EARLY = {
+    "qkv": ((256, 5, 3), (128, 6, 4)),
+    "o": ((128, 6, 3, 2), (256, 5, 3, 2)),
+    "gate_up": ((128, 3, 3, 1, 2), (64, 6, 6, 1, 2), (128, 5, 4)),
+    "down": ((256, 5, 3, 2), (128, 6, 4, 2)),
 }
 # rows: tile_n, tile_k, num_stages, splits.
 MOSAIC = {
@@ -153,6 +160,12 @@ def product_jobs(name: str, num_rows: int, weights: tuple[jax.Array, ...]) -> It
                 config=config,
             ),
         )
+    for each in EARLY[name] if jax.__version_info__ >= mosaic_few_rows.MIN_JAX else ():
+        early = mosaic_few_rows.Config(*each)
+        run = functools.partial(
+            mosaic_few_rows.few_row_gemm, swiglu=product.swiglu, config=early, early_launch=True
+        )
+        yield job(f"early {', '.join(f'{k} {v}' for k, v in early._asdict().items())}", run)
     for each in MOSAIC.get(num_rows, {}).get(name, ()):
         wide = mosaic_gpu.Config(*each)
         run = functools.partial(mosaic_gpu.few_row_gemm, swiglu=product.swiglu, config=wide)

@@ -6,17 +6,29 @@ Read `reference.py`, `plan.py`, `triton.py`; tests and `bench.py` share the shap
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from kernels_pallas import dispatch
-from kernels_pallas.paged_attention import reference, triton
+from kernels_pallas import early_launch as early_launches
+from kernels_pallas.paged_attention import mosaic_merge, reference, triton
 
 __all__ = ["paged_attention"]
 
-BACKENDS = {"triton": triton.refuses}
+
+def _refuses_mosaic_gpu(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
+    dim = shapes.get("head_dim", 128)
+    if dim % mosaic_merge.THREADS:
+        return f"head_dim={dim} is not a multiple of {mosaic_merge.THREADS}"
+    return early_launches.refuses_ahead(device) or triton.refuses(device, shapes)
+
+
+# Under Mosaic's name only the merge is Mosaic's; what it merges is made by Triton's kernel.
+BACKENDS = {"mosaic_gpu": _refuses_mosaic_gpu, "triton": triton.refuses}
 
 
 def paged_attention(
@@ -83,11 +95,12 @@ def paged_attention(
         chex.assert_shape(block_mask, (batch, block, -(-block // 32)))
         chex.assert_type(block_mask, jnp.uint32)
     match dispatch.parse("paged_attention", implementation):
-        case "triton", interpret:
+        case ("mosaic_gpu" | "triton") as by, interpret:
             run = functools.partial(
                 triton.paged_attention,
                 early_launch=early_launch and not interpret,
                 interpret=interpret,
+                merge_ahead=by == "mosaic_gpu",
             )
         case _:
             run = reference.paged_attention

@@ -14,6 +14,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import dispatch, limits
 from kernels_pallas.early_launch import program_id
+from kernels_pallas.paged_attention import mosaic_merge
 from kernels_pallas.paged_attention.plan import make_plan
 
 _MASKED = -1e30  # finite: a row with nothing visible yet stays free of inf - inf
@@ -77,8 +78,9 @@ def paged_attention(
     early_launch: bool = False,
     interpret: bool,
     config: Config | None = None,
+    merge_ahead: bool = False,
 ) -> jax.Array:
-    """See `paged_attention`.
+    """See `paged_attention`; merge_ahead: by the kernel of `mosaic_merge.py`.
 
     Grid: (J * tiles of query rows, splits of all rows). A query row is a token and one of the heads
     that share a KV head, so that each KV row is read once for all of them.
@@ -137,6 +139,15 @@ def paged_attention(
         compiler_params=params,
         interpret=interpret,
     )(q, kv_pages, page_table, lens, masks, (plan.programs,))
+    if merge_ahead:
+        return mosaic_merge.merge(
+            out,
+            plan.split_rows,
+            *partial,
+            shares=config.shares,
+            early_launch=early_launch,
+            interpret=interpret,
+        )
     tile = min(pl.next_power_of_2(rows), config.tile_merge)
     return pl.pallas_call(
         functools.partial(

@@ -7,8 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas import dispatch, testing
-from kernels_pallas.few_row_gemm import cases, few_row_gemm, mosaic_gpu, parts_for, triton
+from kernels_pallas import dispatch, early_launch, testing
+from kernels_pallas.few_row_gemm import (
+    cases,
+    few_row_gemm,
+    mosaic_few_rows,
+    mosaic_gpu,
+    parts_for,
+    triton,
+)
 from tests.kernels import jitting
 
 H200 = dispatch.Device("gpu", "NVIDIA H200", (9, 0))
@@ -91,6 +98,7 @@ def test_each_product_goes_where_it_is_fastest():
         return parts_for(num_rows, *sizes, implementation=implementation, **more)
 
     qkv, o, down = (6144, 4096), (4096, 4096), (4096, 12288)
+    assert parts(17, *o, may_split=True) == parts(1, 576, 576, may_split=True) == 1
     assert parts(64, *o) == parts(64, *o, implementation="triton") == 1
     assert parts(64, *o, implementation="xla") == parts(128, *qkv, implementation="triton") == 0
     assert parts(128, *o, may_split=True) == parts(256, *down, may_split=True) == 2
@@ -108,6 +116,34 @@ def test_cases_of_many_rows_go_each_their_way(case):
     assert parts_for(*sizes, **split, implementation="mosaic_gpu") == case.num_parts
 
 
+def lacks_early_mosaic(device):
+    if (refusal := early_launch.refuses_ahead(device)) is not None:
+        pytest.skip(f"lacks what the kernel needs: {refusal}")
+
+
+@pytest.mark.parametrize("case", cases.AHEAD_CASES, ids=lambda case: case.name)
+def test_large_weights_are_asked_for_before_the_kernel_ahead_has_ended(case):
+    lacks_early_mosaic(H200)
+    sizes = (case.num_rows, case.outputs, case.width)
+    split = {"swiglu": case.swiglu, "may_split": case.num_parts > 1}
+    assert parts_for(*sizes, **split, implementation="mosaic_gpu") == case.num_parts
+    rows = case.outputs * (2 if case.swiglu else 1)
+    args = [jax.ShapeDtypeStruct((each, case.width), case.dtype) for each in (case.num_rows, rows)]
+    static = {"swiglu": case.swiglu, "num_parts": case.num_parts, "early_launch": True}
+    text = testing.lower_for_cuda(
+        functools.partial(few_row_gemm, **static, implementation="mosaic_gpu"), *args
+    )
+    assert text.count("custom_call") == 1 and "mosaic_gpu" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", cases.AHEAD_CASES, ids=lambda case: case.name)
+def test_large_weights_are_right_on_the_device(case):
+    lacks_early_mosaic(dispatch.Device.current())
+    args, static = cases.make_inputs(case)
+    assert testing.compare(few_row_gemm, args, static, "mosaic_gpu") is None
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", cases.MANY_ROWS_CASES, ids=lambda case: case.name)
 def test_many_rows_lower_for_cuda(case):
@@ -120,6 +156,31 @@ def test_many_rows_lower_for_cuda(case):
     )
     assert text.count("custom_call") == 1
     assert ("mosaic_gpu" in text) == (case.swiglu or case.num_rows == 256)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "config", "swiglu"),
+    [
+        # One row and 17: the copy engine fills a tile's other rows with zeros.
+        (1, (64, 3, 2), False),
+        (17, (64, 2, 3, 2), False),
+        (8, (64, 2, 2), True),
+        (64, (32, 3, 4, 1, 2), True),
+    ],
+)
+def test_few_rows_multiply_tile_after_tile(monkeypatch, num_rows, config, swiglu):
+    lacks_mosaic(H200)
+    config = mosaic_few_rows.Config(*config)
+    # So few programs that each takes several tiles, and some one more than others.
+    monkeypatch.setattr(mosaic_few_rows, "_MULTIPROCESSORS", 2)
+    case = cases.Case("few", num_rows, 320, 256, swiglu=swiglu, dtype="bfloat16")
+    (x, weight, _), static = cases.make_inputs(case._replace(num_parts=config.splits))
+    actual = mosaic_few_rows.few_row_gemm(x, weight, swiglu=swiglu, config=config, interpret=True)
+    plain, exact = (
+        few_row_gemm(*args, **static) for args in ((x, weight), testing.widen((x, weight)))
+    )
+    assert actual.shape == plain.shape
+    assert testing.compare_results(actual, plain, exact) is None
 
 
 @pytest.mark.nightly

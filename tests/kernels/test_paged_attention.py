@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas import dispatch, testing
+from kernels_pallas import dispatch, early_launch, testing
 from kernels_pallas.paged_attention import cases, paged_attention, triton
 from kernels_pallas.paged_attention.plan import make_plan
 from tests.kernels import attention_oracle, jitting
+
+H200 = dispatch.Device("gpu", "NVIDIA H200", (9, 0))
 
 jitted = functools.cache(functools.partial(jitting.jit, paged_attention))
 
@@ -278,8 +280,30 @@ def test_an_unknown_implementation_is_refused():
 
 
 def test_head_sizes_that_triton_cannot_hold_are_refused():
-    device = dispatch.Device("gpu", "NVIDIA H200", (9, 0))
-    choice = dispatch.pick("paged_attention", device=device, head_dim=96)
+    choice = dispatch.pick("paged_attention", device=H200, head_dim=96)
     assert choice.name == "xla"
     assert "head_dim=96 is not a power of two from 16 to 256" in choice.reason
-    assert dispatch.pick("paged_attention", device=device, head_dim=64).name == "triton"
+    assert dispatch.pick("paged_attention", device=H200, head_dim=64).name == "triton"
+    merges = early_launch.refuses_ahead(H200) is None
+    name = dispatch.pick("paged_attention", device=H200, head_dim=128).name
+    assert name == ("mosaic_gpu" if merges else "triton")
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=[case.name for case in cases.CASES])
+def test_the_merge_in_mosaic_adds_up_the_same(case):
+    if (refusal := dispatch.refuses_mosaic_gpu(H200)) is not None:
+        pytest.skip(f"lacks what the kernel needs: {refusal}")
+    args, static = cases.make_inputs(case)
+    exact, plain = expected(case)
+    actual = attend(args, "mosaic_gpu_interpret", **static)
+    assert testing.compare_results(actual, plain, exact) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", cases.CASES, ids=[case.name for case in cases.CASES])
+def test_the_merge_in_mosaic_is_right_on_the_device(case):
+    refuses = dispatch.op_module("paged_attention").BACKENDS["mosaic_gpu"]
+    if (refusal := refuses(dispatch.Device.current(), case._asdict())) is not None:
+        pytest.skip(f"lacks what the kernel needs: {refusal}")
+    args, static = cases.make_inputs(case)
+    assert testing.compare(paged_attention, args, static, "mosaic_gpu") is None

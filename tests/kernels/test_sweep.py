@@ -17,6 +17,7 @@ def tiny(monkeypatch):
     """One small product; its kernels run in the interpreter."""
     monkeypatch.setattr(sweep, "PRODUCTS", {"o": TINY})
     monkeypatch.setattr(sweep, "FEW_ROWS", {"o": ((16, 32, 4, 2, False), (32, 32, 4, 2, True, 3))})
+    monkeypatch.setattr(sweep, "EARLY", {"o": ()})
     monkeypatch.setattr(sweep, "CALLS", 3)
 
     def interpreted(*args, early_launch, interpret, **kwargs):
