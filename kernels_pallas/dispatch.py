@@ -64,12 +64,12 @@ def refuses_triton(device: Device) -> str | None:
     return refuses_below(device, TRITON_MIN_CAPABILITY)
 
 
-def refuses_mosaic_gpu(device: Device) -> str | None:
-    """Why no Pallas Mosaic GPU kernel of ours runs on `device`, or None."""
+def refuses_mosaic_gpu(device: Device, min_jax: tuple[int, ...] = MOSAIC_MIN_JAX) -> str | None:
+    """Why no Pallas Mosaic GPU kernel of ours that needs `min_jax` runs on `device`, or None."""
     # The device first: no newer jax would help there.
     refusal = refuses_below(device, MOSAIC_MIN_CAPABILITY)
-    if refusal is None and jax.__version_info__ < MOSAIC_MIN_JAX:
-        return f"jax {jax.__version__} < {'.'.join(map(str, MOSAIC_MIN_JAX))}"
+    if refusal is None and jax.__version_info__ < min_jax:
+        return f"jax {jax.__version__} < {'.'.join(map(str, min_jax))}"
     return refusal
 
 

@@ -32,9 +32,7 @@ def refuses(device: dispatch.Device) -> str | None:
 
 def refuses_ahead(device: dispatch.Device) -> str | None:
     """Why no kernel of Mosaic GPU on `device` can be launched early and load ahead, or None."""
-    if jax.__version_info__ < AHEAD_MIN_JAX:
-        return f"jax {jax.__version__} < {'.'.join(map(str, AHEAD_MIN_JAX))}"
-    return dispatch.refuses_mosaic_gpu(device)
+    return dispatch.refuses_mosaic_gpu(device, AHEAD_MIN_JAX)
 
 
 def program_id(axis: int, early_launch: bool) -> jax.Array:

@@ -14,7 +14,7 @@ from jaxspec.config import DeviceFacts, EngineConfig, Geometry, Kernels, resolve
 from jaxspec.drafters.base import Drafter, DrafterPlan, ModelParams
 from jaxspec.models import Target, build_target
 from jaxspec.models.config import ModelConfig
-from kernels_pallas import early_launch
+from kernels_pallas import dispatch, early_launch
 from kernels_pallas.dispatch import Choice, Device, pick
 
 
@@ -86,7 +86,8 @@ def choose_kernels(
         each = [shapes.get(op, {}), plan.kernel_shapes.get(op, {})]
         picked = [pick(op, requested=wanted, device=device, **sizes) for sizes in each]
         # One implementation serves target and drafter: the plainer of the two choices.
-        choices[op] = next((c for c in picked if c.name == "xla"), picked[0])
+        order = [*dispatch.op_module(op).BACKENDS, dispatch.XLA]
+        choices[op] = max(picked, key=lambda choice: order.index(choice.name))
     if dtype == "float32":
         choices["few_row_gemm"] = Choice("xla", "its tiles are made for weights of 16 bits")
     names = {op: choice.name for op, choice in choices.items()}

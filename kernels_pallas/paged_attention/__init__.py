@@ -1,6 +1,7 @@
 """Attention of a block of queries over KV in pages: decode, verify, draft, tree and prefill.
 
-Read `reference.py`, `plan.py`, `triton.py`; tests and `bench.py` share the shapes of `cases.py`.
+Read `reference.py`, `plan.py`, `triton.py`, `mosaic_merge.py`; tests and `bench.py` share the cases
+of `cases.py`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import dispatch
-from kernels_pallas import early_launch as early_launches
 from kernels_pallas.paged_attention import mosaic_merge, reference, triton
 
 __all__ = ["paged_attention"]
 
 
 def _refuses_mosaic_gpu(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
-    dim = shapes.get("head_dim", 128)
-    if dim % mosaic_merge.THREADS:
-        return f"head_dim={dim} is not a multiple of {mosaic_merge.THREADS}"
-    return early_launches.refuses_ahead(device) or triton.refuses(device, shapes)
+    return mosaic_merge.refuses(device, shapes) or triton.refuses(device, shapes)
 
 
 # Under Mosaic's name only the merge is Mosaic's; what it merges is made by Triton's kernel.
@@ -69,7 +66,7 @@ def paged_attention(
         scale: factor of the scores; None for D**-0.5.
         block_mask: u32[B, N, ceil(N / 32)] ancestors of each query in the block, itself included.
         early_launch: see `kernels_pallas.early_launch`.
-        implementation: "xla", "triton", or what `dispatch.pick` chose.
+        implementation: "xla", "triton", "mosaic_gpu", or what `dispatch.pick` chose.
 
     Returns:
         [B, N, H, D] in q's dtype; a query that sees nothing gets 0.

@@ -7,6 +7,8 @@ Pallas-Triton can: that product then asks for its weight while attention still r
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,17 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-THREADS = 128  # of a program; each has some of a head's columns
+from kernels_pallas import dispatch, early_launch
+
+_THREADS = 128  # of a program; each has some of a head's columns
+
+
+def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
+    """Why the merge cannot run on `device` with these shapes, or None; it knows head_dim."""
+    dim = shapes.get("head_dim", _THREADS)
+    if dim % _THREADS:
+        return f"head_dim={dim} is not a multiple of {_THREADS}"
+    return early_launch.refuses_ahead(device)
 
 
 def merge(
