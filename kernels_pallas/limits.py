@@ -6,6 +6,7 @@ from kernels_pallas import dispatch
 
 # Opt-in shared memory of one block, in KiB (CUDA C++ programming guide, compute capabilities).
 _SHARED_MEMORY = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+MULTIPROCESSORS = 132  # of an H100 or H200
 _LEAST_SHARED_MEMORY = 99  # of 8.6, 8.9 and 12.x; a device not known here has no less
 
 

@@ -143,9 +143,9 @@ def _layer_cases(geometry: Geometry, model: ModelConfig) -> list[tuple[str, Any]
     implementation = geometry.kernels.few_row_gemm
     gate_up = 128, model.intermediate_size, width
     serves_many = parts_for(*gate_up, swiglu=True, implementation=implementation)
-    many_rows = few_row_gemm_cases.MANY_ROWS_CASES if serves_many else ()
+    large = few_row_gemm_cases.MANY_ROWS_CASES if serves_many else ()
     if loads_ahead(*gate_up[1:], implementation=implementation):
-        many_rows += few_row_gemm_cases.AHEAD_CASES
+        large += few_row_gemm_cases.AHEAD_CASES
     return [
         ("add_rms_norm", add_rms_norm_cases.Case("in use", rows, width, dtype)),
         (
@@ -156,5 +156,5 @@ def _layer_cases(geometry: Geometry, model: ModelConfig) -> list[tuple[str, Any]
             "few_row_gemm",
             gemm("gate_up, in use", rows, inner, width, swiglu=True, dtype=dtype),
         ),
-        *(("few_row_gemm", each._replace(dtype=dtype)) for each in many_rows),
+        *(("few_row_gemm", each._replace(dtype=dtype)) for each in large),
     ]

@@ -212,8 +212,8 @@ def embed_tokens(embed: jax.Array, token_ids: jax.Array) -> jax.Array:
 def may_launch_early(x: jax.Array, kernels: Kernels) -> bool:
     """Whether kernels of a layer may be launched early, for the rows of x, [B, N, ...].
 
-    That is where Pallas-Triton's `few_row_gemm` makes all products: XLA's must not be launched so,
-    and with some by Mosaic a whole step took longer (kernels_pallas/NOTES.md).
+    That is where `few_row_gemm` makes all products: XLA's must not be launched so, and with those
+    of many rows, some by Mosaic, a whole step took longer (kernels_pallas/NOTES.md).
     """
     num_rows = x.shape[0] * x.shape[1]
     return kernels.early_launch and num_rows <= MAX_ROWS and kernels.few_row_gemm != "xla"

@@ -7,6 +7,8 @@ Read `reference.py`, then `triton.py`; `mosaic_few_rows.py` for large weights, s
 
 from __future__ import annotations
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -36,23 +38,28 @@ def parts_for(
     """
     if implementation == dispatch.XLA:
         return 0
-    is_mosaic = implementation.startswith("mosaic_gpu")
-    if num_rows <= MAX_ROWS:
-        few = is_mosaic and mosaic_few_rows.choose(
-            num_rows, outputs, width, swiglu=swiglu, bits=16, may_split=may_split
-        )
-        return few.splits if few else 1
-    if not is_mosaic:
-        return 0
-    config = many_rows.choose(num_rows, outputs, width, swiglu=swiglu, may_split=may_split)
-    return 0 if config is None else config.splits
+    config = None
+    if implementation.startswith("mosaic_gpu"):
+        config = _config(num_rows, outputs, width, swiglu=swiglu, may_split=may_split)
+    if config is None:
+        return 1 if num_rows <= MAX_ROWS else 0
+    return config.splits
 
 
 def loads_ahead(outputs: int, width: int, *, implementation: str) -> bool:
     """Whether a layer with such a gate and up has products of `mosaic_few_rows`, in 16 bits."""
-    sizes = {"swiglu": True, "bits": 16, "may_split": False}
-    config = mosaic_few_rows.choose(1, outputs, width, **sizes)
-    return implementation.startswith("mosaic_gpu") and config is not None
+    is_mosaic = implementation.startswith("mosaic_gpu")
+    return is_mosaic and _config(1, outputs, width, swiglu=True, may_split=False) is not None
+
+
+def _config(
+    num_rows: int, outputs: int, width: int, *, swiglu: bool, may_split: bool, bits: int = 16
+) -> mosaic_few_rows.Config | mosaic_gpu.Config | triton.Config | None:
+    """The launch that Mosaic's name stands for; None: Triton's own, above MAX_ROWS rows XLA's."""
+    how = {"swiglu": swiglu, "may_split": may_split}
+    if num_rows > MAX_ROWS:
+        return many_rows.choose(num_rows, outputs, width, **how)
+    return mosaic_few_rows.choose(num_rows, outputs, width, bits=bits, **how)
 
 
 def few_row_gemm(
@@ -98,38 +105,23 @@ def few_row_gemm(
     by, interpret = dispatch.parse("few_row_gemm", implementation)
     if by == dispatch.XLA:
         return reference.few_row_gemm(x, weight, residual, swiglu=swiglu, num_parts=num_parts)
-    config, split = None, num_parts > 1
-    if by == "mosaic_gpu" and num_rows <= MAX_ROWS and residual is None:
-        few = mosaic_few_rows.choose(
-            num_rows,
-            outputs,
-            width,
-            swiglu=swiglu,
-            bits=jnp.finfo(x.dtype).bits,
-            may_split=split,
-        )
-        if few is not None:
-            chex.assert_equal(few.splits, num_parts)
-            return mosaic_few_rows.few_row_gemm(
-                x,
-                weight,
-                swiglu=swiglu,
-                config=few,
-                early_launch=early_launch and not interpret,
-                interpret=interpret,
-            )
-    if by == "mosaic_gpu" and num_rows > MAX_ROWS and residual is None:
-        config = many_rows.choose(num_rows, outputs, width, swiglu=swiglu, may_split=split)
-    if isinstance(config, mosaic_gpu.Config):
+    config, early_launch = None, early_launch and not interpret
+    if by == "mosaic_gpu" and residual is None:
+        how = {"swiglu": swiglu, "may_split": num_parts > 1}
+        config = _config(num_rows, outputs, width, bits=jnp.finfo(x.dtype).bits, **how)
+    if isinstance(config, mosaic_few_rows.Config | mosaic_gpu.Config):
         chex.assert_equal(config.splits, num_parts)
-        return mosaic_gpu.few_row_gemm(x, weight, swiglu=swiglu, config=config, interpret=interpret)
+        run = mosaic_gpu.few_row_gemm
+        if isinstance(config, mosaic_few_rows.Config):
+            run = functools.partial(mosaic_few_rows.few_row_gemm, early_launch=early_launch)
+        return run(x, weight, swiglu=swiglu, config=config, interpret=interpret)
     return triton.few_row_gemm(
         x,
         weight,
         residual,
         swiglu=swiglu,
         num_parts=num_parts,
-        early_launch=early_launch and not interpret,
+        early_launch=early_launch,
         interpret=interpret,
         config=config,
     )

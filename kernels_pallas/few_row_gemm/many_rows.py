@@ -7,9 +7,10 @@ cuts wide products in two.
 
 from __future__ import annotations
 
+from kernels_pallas import limits
 from kernels_pallas.few_row_gemm import mosaic_gpu, triton
 
-_PROGRAMS = 132  # of an H100 or H200 at once
+_PROGRAMS = limits.MULTIPROCESSORS  # at once
 _LEAST_FILL = 0.7
 _MOST_COLUMNS = 8192  # of one program
 _TILE_M = mosaic_gpu.TILE_M

@@ -8,7 +8,6 @@ program asks for as much of its weight as fits beside what still runs, and only 
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -17,18 +16,15 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-MIN_JAX = (0, 12)  # records these kernels in command buffers as ones to be launched early
+from kernels_pallas import early_launch, limits
+from kernels_pallas.few_row_gemm import mosaic
+
 TILE_N = 64  # weight rows of a tile: what the tensor cores take at once
 _LEAST_ROWS = 8  # of x, likewise
-_MULTIPROCESSORS = 132  # of an H100 or H200
-
-
+_MULTIPROCESSORS = limits.MULTIPROCESSORS
 _MOST_ROWS = 16  # more were not measured
 _LEAST_OUTPUTS = 2560  # fewer are too little work for whole tiles
 _LEAST_FILL = 0.7  # of the places for programs
-_X_STAGES = 3
-# Shared memory of a program, in KiB: what the device has, half of it, what attention leaves.
-_WHOLE, _HALF = 216, 113
 
 
 class Config(NamedTuple):
@@ -55,38 +51,30 @@ def few_row_gemm(
     Returns:
       [M, out] in x's dtype, or with splits f32[splits, M, out], whose sum it is.
     """
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    num_rows, width = x.shape
-    halves = 2 if swiglu else 1
-    outputs = weight.shape[0] // halves
-    assert not (swiglu and config.splits > 1), "the halves of a split product are not whole"
-    assert outputs % TILE_N == 0 and width % (config.tile_k * config.splits) == 0
+    outputs = weight.shape[0] // (2 if swiglu else 1)
+    assert outputs % TILE_N == 0 and x.shape[1] % (config.tile_k * config.splits) == 0
     work = outputs // TILE_N * config.splits
     turns = -(-work // (_MULTIPROCESSORS * config.per_sm))
-    run = functools.partial(
-        _kernel, config=config, halves=halves, early_launch=early_launch, interpret=interpret
+    return mosaic.launch(
+        _kernel,
+        x,
+        weight,
+        swiglu=swiglu,
+        splits=config.splits,
+        programs=-(-work // turns),
+        num_groups=3,
+        interpret=interpret,
+        config=config,
+        early_launch=early_launch,
+        is_interpreted=interpret,
     )
-    run.__name__ = "few_row_gemm"
-    result = plgpu.kernel(
-        run,
-        out_type=jax.ShapeDtypeStruct(
-            (config.splits, num_rows, outputs), x.dtype if config.splits == 1 else jnp.float32
-        ),
-        grid=(-(-work // turns),),
-        grid_names=("program",),
-        num_threads=3,
-        thread_name="group",
-        interpret=plgpu.InterpretGPUParams() if interpret else None,
-    )(x, weight.reshape(halves, outputs, width))
-    return result[0] if config.splits == 1 else result
 
 
-def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, interpret):
-    """x [M, E], weight [halves, out, E], the result [splits, M, out].
+def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_interpreted):
+    """One group of threads multiplies, one loads x and one the weight.
 
-    One group of threads asks for tiles and multiplies them. The tensor cores take weight rows as
-    theirs, so a tile's result stands with its rows as columns, and is turned on its way out.
+    The tensor cores take weight rows as theirs, so a tile's result stands with its rows as columns,
+    and is turned on its way out.
     """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -97,24 +85,13 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, inte
     num_stages, x_stages = min(config.num_stages, steps), min(config.x_stages, steps)
     program, programs = lax.axis_index("program"), lax.axis_size("program")
     tiles_n = out_gmem.shape[2] // TILE_N
-    work = tiles_n * config.splits
-    turns = np.int32(work // programs)
-    if work % programs:
-        turns = turns + lax.convert_element_type(program < work % programs, jnp.int32)
+    turns = mosaic.turns_of(tiles_n * config.splits)
     zero = program * np.int32(0)  # a start that is not known: the rows may end before the tile
 
     def place(turn):
         """(split, first output) of a program's turn."""
         index = program + turn * np.int32(programs)
         return lax.div(index, np.int32(tiles_n)), lax.rem(index, np.int32(tiles_n)) * TILE_N
-
-    def transforms(elements, dtype):
-        bits = jnp.finfo(dtype).bits
-        swizzle = plgpu.find_swizzle(elements * bits)
-        return (
-            plgpu.TilingTransform((8, 8 * swizzle // bits)),
-            plgpu.SwizzleTransform(swizzle),
-        )
 
     def run(x_smem, weight_smem, out_smem, x_loaded, weight_loaded, x_free, weight_free):
         all_steps = turns * np.int32(steps)
@@ -147,7 +124,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, inte
             def tile(_, columns):
                 return x_gmem.at[pl.ds(zero, tile_m), columns]
 
-            if not interpret:
+            if not is_interpreted:
                 plgpu.griddepcontrol_wait()
             load(tile, x_smem, x_loaded, x_free)
 
@@ -200,7 +177,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, inte
         lax.cond(group == 0, multiply, lambda: lax.cond(group == 1, load_x, load_weight))
 
     def tiles(stages, *shape):
-        return plgpu.SMEM((stages, *shape), dtype, transforms=transforms(tile_k, dtype))
+        return plgpu.SMEM((stages, *shape), dtype, transforms=mosaic.swizzled(tile_k, dtype))
 
     pl.run_scoped(
         run,
@@ -223,25 +200,21 @@ def choose(
     outputs: of the result, with `swiglu` half the weight's rows. may_split: whether its parts may
     be left to `add_rms_norm`.
     """
-    if jax.__version_info__ < MIN_JAX or bits != 16 or num_rows > _MOST_ROWS:
+    if jax.__version_info__ < early_launch.AHEAD_MIN_JAX or bits != 16 or num_rows > _MOST_ROWS:
         return None
     if outputs < _LEAST_OUTPUTS or outputs % TILE_N:
         return None
     tiles = outputs // TILE_N
     splits = 2 if may_split and tiles <= _MULTIPROCESSORS // 2 else 1
+    # Shared memory with 16 rows: 110 KiB where two programs are to fit, else 190.
     if swiglu:  # two programs side by side, since one has too few tiles to be even
-        config, room = Config(128, 3, _X_STAGES, per_sm=2), _HALF
+        config = Config(128, 3, 3, per_sm=2)
     elif splits == 1 or width > 2 * outputs:
-        config, room = Config(256, 5, _X_STAGES, splits), _WHOLE
+        config = Config(256, 5, 3, splits)
     else:  # behind attention: asks for its weight while that one runs, in what it leaves
-        config, room = Config(128, 6, _X_STAGES, splits), _HALF
+        config = Config(128, 6, 3, splits)
     places = _MULTIPROCESSORS * config.per_sm
     work = tiles * config.splits
     if work < _LEAST_FILL * -(-work // places) * places or width % (config.tile_k * config.splits):
         return None
-    tile_m = -(-num_rows // _LEAST_ROWS) * _LEAST_ROWS
-    x_bytes = _X_STAGES * tile_m * config.tile_k * 2
-    out_bytes = tile_m * TILE_N * (4 if config.splits > 1 else 2)
-    stage_bytes = (2 if swiglu else 1) * TILE_N * config.tile_k * 2
-    stages = (1024 * room - x_bytes - out_bytes - 1024) // stage_bytes
-    return config._replace(num_stages=min(config.num_stages, stages))
+    return config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,13 +12,13 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from kernels_pallas import dispatch
-from kernels_pallas.few_row_gemm import triton
+from kernels_pallas import dispatch, limits
+from kernels_pallas.few_row_gemm import mosaic, triton
 
 TILE_M = 128
 _GROUPS = 2  # warp groups that multiply; one more loads x, and one the weight
 _GROUP_ROWS = TILE_M // _GROUPS
-_PROGRAMS = 132  # of an H100 or H200, one on each multiprocessor
+_PROGRAMS = limits.MULTIPROCESSORS  # one on each
 
 
 class Config(NamedTuple):
@@ -50,34 +49,26 @@ def few_row_gemm(
     Returns:
       [M, out] in x's dtype, or with splits f32[splits, M, out], whose sum it is.
     """
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
     num_rows, width = x.shape
-    parts = 2 if swiglu else 1
-    outputs = weight.shape[0] // parts
-    assert not (swiglu and config.splits > 1), "the halves of a split product are not whole"
+    outputs = weight.shape[0] // (2 if swiglu else 1)
     assert num_rows % TILE_M == 0 and outputs % config.tile_n == 0
     assert width % (config.tile_k * config.splits) == 0
     work = num_rows // TILE_M * (outputs // config.tile_n) * config.splits
-    result = plgpu.kernel(
-        functools.partial(_kernel, config=config, parts=parts),
-        out_type=jax.ShapeDtypeStruct(
-            (config.splits, num_rows, outputs), x.dtype if config.splits == 1 else jnp.float32
-        ),
-        grid=(min(work, _PROGRAMS),),
-        grid_names=("program",),
-        num_threads=4,
-        thread_name="group",
-        interpret=plgpu.InterpretGPUParams() if interpret else None,
-    )(x, weight.reshape(parts, outputs, width))
-    return result[0] if config.splits == 1 else result
+    return mosaic.launch(
+        _kernel,
+        x,
+        weight,
+        swiglu=swiglu,
+        splits=config.splits,
+        programs=min(work, _PROGRAMS),
+        num_groups=4,
+        interpret=interpret,
+        config=config,
+    )
 
 
-def _kernel(x_gmem, weight_gmem, out_gmem, *, config, parts):
-    """x [M, E], weight [parts, out, E], the result [splits, M, out].
-
-    Two warp groups multiply 64 rows of x each, one loads x and one the weight.
-    """
+def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves):
+    """Two warp groups multiply 64 rows of x each, one loads x and one the weight."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     tile_n, tile_k = config.tile_n, config.tile_k
@@ -89,10 +80,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, parts):
     group, program = lax.axis_index("group"), lax.axis_index("program")
     programs = lax.axis_size("program")
     tiles_m, tiles_n = x_gmem.shape[0] // TILE_M, out_gmem.shape[2] // tile_n
-    turns, rest = divmod(tiles_m * tiles_n * config.splits, programs)
-    turns = np.int32(turns)
-    if rest:
-        turns = turns + lax.convert_element_type(program < rest, jnp.int32)
+    turns = mosaic.turns_of(tiles_m * tiles_n * config.splits)
 
     def place(turn):
         """(split, first row, first output) of a program's turn; rows change first."""
@@ -103,14 +91,6 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, parts):
 
     def slot_of(step):
         return lax.rem(step, np.int32(num_stages))
-
-    def transforms(elements, dtype):
-        bits = jnp.finfo(dtype).bits
-        swizzle = plgpu.find_swizzle(elements * bits)
-        return (
-            plgpu.TilingTransform((8, 8 * swizzle // bits)),
-            plgpu.SwizzleTransform(swizzle),
-        )
 
     def run(x_smem, weight_smem, out_smem, loaded, consumed):
         def load(source_of, smem):
@@ -164,7 +144,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, parts):
                         x = x_smem.at[slot].at[own_rows]
                         for part, acc in enumerate(accs):
                             plgpu.wgmma(acc, x, weight_smem.at[slot, part].transpose((1, 0)))
-                        plgpu.wgmma_wait(parts)  # of the step before: its tiles are free
+                        plgpu.wgmma_wait(halves)  # of the step before: its tiles are free
 
                         @pl.when(k > 0)
                         def _():
@@ -181,7 +161,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, parts):
                     store(out, split, row, output)
 
                 acc = plgpu.ACC((_GROUP_ROWS, tile_n), jnp.float32)
-                pl.run_scoped(run_tile, (acc,) * parts)
+                pl.run_scoped(run_tile, (acc,) * halves)
 
             lax.fori_loop(np.int32(0), turns, multiply_tile, None)
             plgpu.wait_smem_to_gmem(0)
@@ -199,16 +179,16 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, parts):
         lax.cond(group < _GROUPS, multiply, lambda: lax.cond(group == _GROUPS, load_x, load_weight))
 
     def stages(*shape):
-        return plgpu.SMEM((num_stages, *shape), dtype, transforms=transforms(tile_k, dtype))
+        return plgpu.SMEM((num_stages, *shape), dtype, transforms=mosaic.swizzled(tile_k, dtype))
 
     pl.run_scoped(
         run,
         stages(TILE_M, tile_k),
-        stages(parts, tile_n, tile_k),
+        stages(halves, tile_n, tile_k),
         plgpu.SMEM(
             (_GROUPS, 2, _GROUP_ROWS, out_tile),
             out_dtype,
-            transforms=transforms(out_tile, out_dtype),
+            transforms=mosaic.swizzled(out_tile, out_dtype),
         ),
         plgpu.Barrier(num_arrivals=2, num_barriers=num_stages),
         plgpu.Barrier(num_arrivals=_GROUPS, num_barriers=num_stages),

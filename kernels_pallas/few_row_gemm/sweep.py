@@ -26,7 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas import add_rms_norm, kv_write, measure, roofline
-from kernels_pallas.early_launch import program_id
+from kernels_pallas.early_launch import AHEAD_MIN_JAX, program_id
 from kernels_pallas.few_row_gemm import mosaic_few_rows, mosaic_gpu, triton
 from kernels_pallas.few_row_gemm.triton import Config
 
@@ -160,7 +160,8 @@ def product_jobs(name: str, num_rows: int, weights: tuple[jax.Array, ...]) -> It
                 config=config,
             ),
         )
-    for each in EARLY[name] if jax.__version_info__ >= mosaic_few_rows.MIN_JAX else ():
+    is_ahead = num_rows <= triton.MAX_ROWS and jax.__version_info__ >= AHEAD_MIN_JAX
+    for each in EARLY[name] if is_ahead else ():
         early = mosaic_few_rows.Config(*each)
         run = functools.partial(
             mosaic_few_rows.few_row_gemm, swiglu=product.swiglu, config=early, early_launch=True

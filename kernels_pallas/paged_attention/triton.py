@@ -56,9 +56,9 @@ def choose(
     rows = block * group
     tile_q = min(max(pl.next_power_of_2(rows), 16), 64)
     tile_kv = 64 if bits <= 16 else 32
-    # One program for each of an H200's 132 multiprocessors, or as many as there are rows.
+    # One program for each of an H200's multiprocessors, or as many as there are rows.
     programs = kv_heads * -(-rows // tile_q)
-    shares = max(1, min(132 // programs, batch * -(-max_rows // tile_kv), 32))
+    shares = max(1, min(limits.MULTIPROCESSORS // programs, batch * -(-max_rows // tile_kv), 32))
     tile_merge = 2 if batch * kv_heads * rows <= 1024 else 8
     row_bytes = dim * bits // 8
     stages = limits.num_stages(3, 2 * tile_kv * row_bytes, tile_q * row_bytes)

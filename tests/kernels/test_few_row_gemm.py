@@ -116,30 +116,20 @@ def test_cases_of_many_rows_go_each_their_way(case):
     assert parts_for(*sizes, **split, implementation="mosaic_gpu") == case.num_parts
 
 
-def lacks_early_mosaic(device):
-    if (refusal := early_launch.refuses_ahead(device)) is not None:
-        pytest.skip(f"lacks what the kernel needs: {refusal}")
-
-
 @pytest.mark.parametrize("case", cases.AHEAD_CASES, ids=lambda case: case.name)
 def test_large_weights_are_asked_for_before_the_kernel_ahead_has_ended(case):
-    lacks_early_mosaic(H200)
+    lacks_mosaic(H200, early_launch.refuses_ahead)
     sizes = (case.num_rows, case.outputs, case.width)
     split = {"swiglu": case.swiglu, "may_split": case.num_parts > 1}
     assert parts_for(*sizes, **split, implementation="mosaic_gpu") == case.num_parts
-    rows = case.outputs * (2 if case.swiglu else 1)
-    args = [jax.ShapeDtypeStruct((each, case.width), case.dtype) for each in (case.num_rows, rows)]
-    static = {"swiglu": case.swiglu, "num_parts": case.num_parts, "early_launch": True}
-    text = testing.lower_for_cuda(
-        functools.partial(few_row_gemm, **static, implementation="mosaic_gpu"), *args
-    )
+    text = lowered(case, early_launch=True)
     assert text.count("custom_call") == 1 and "mosaic_gpu" in text
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", cases.AHEAD_CASES, ids=lambda case: case.name)
 def test_large_weights_are_right_on_the_device(case):
-    lacks_early_mosaic(dispatch.Device.current())
+    lacks_mosaic(dispatch.Device.current(), early_launch.refuses_ahead)
     args, static = cases.make_inputs(case)
     assert testing.compare(few_row_gemm, args, static, "mosaic_gpu") is None
 
@@ -148,12 +138,7 @@ def test_large_weights_are_right_on_the_device(case):
 @pytest.mark.parametrize("case", cases.MANY_ROWS_CASES, ids=lambda case: case.name)
 def test_many_rows_lower_for_cuda(case):
     lacks_mosaic(H200)
-    rows = case.outputs * (2 if case.swiglu else 1)
-    args = [jax.ShapeDtypeStruct((each, case.width), case.dtype) for each in (case.num_rows, rows)]
-    static = {"swiglu": case.swiglu, "num_parts": case.num_parts}
-    text = testing.lower_for_cuda(
-        functools.partial(few_row_gemm, **static, implementation="mosaic_gpu"), *args
-    )
+    text = lowered(case)
     assert text.count("custom_call") == 1
     assert ("mosaic_gpu" in text) == (case.swiglu or case.num_rows == 256)
 
@@ -218,8 +203,16 @@ def test_many_rows_are_right_on_the_device(case):
     assert testing.compare(few_row_gemm, args, static, "mosaic_gpu") is None
 
 
-def lacks_mosaic(device):
-    if (refusal := dispatch.refuses_mosaic_gpu(device)) is not None:
+def lowered(case, **static):
+    """What Mosaic's name stands for, lowered for CUDA."""
+    rows = case.outputs * (2 if case.swiglu else 1)
+    args = [jax.ShapeDtypeStruct((each, case.width), case.dtype) for each in (case.num_rows, rows)]
+    static |= {"swiglu": case.swiglu, "num_parts": case.num_parts, "implementation": "mosaic_gpu"}
+    return testing.lower_for_cuda(functools.partial(few_row_gemm, **static), *args)
+
+
+def lacks_mosaic(device, refuses=dispatch.refuses_mosaic_gpu):
+    if (refusal := refuses(device)) is not None:
         pytest.skip(f"lacks what the kernel needs: {refusal}")
 
 
