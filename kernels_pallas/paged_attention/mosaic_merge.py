@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas import dispatch, early_launch
 
+MOST_QUERIES = 16  # of a batch; more are merged faster by Triton's kernel, in tiles
 _THREADS = 128  # of a program; each has some of a head's columns
 
 
