@@ -97,7 +97,7 @@ def paged_attention(
                 triton.paged_attention,
                 early_launch=early_launch and not interpret,
                 interpret=interpret,
-                merge_ahead=by == "mosaic_gpu" and batch * block <= mosaic_merge.MOST_QUERIES,
+                merge_ahead=by == "mosaic_gpu" and mosaic_merge.serves(batch, block, dim),
             )
         case _:
             run = reference.paged_attention

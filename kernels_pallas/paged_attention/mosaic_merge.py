@@ -30,6 +30,11 @@ def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
     return early_launch.refuses_ahead(device)
 
 
+def serves(batch: int, block: int, dim: int) -> bool:
+    """Whether it is this merge that is made under Mosaic's name."""
+    return batch * block <= MOST_QUERIES and dim % _THREADS == 0
+
+
 def merge(
     out: jax.Array,
     split_rows: jax.Array,
