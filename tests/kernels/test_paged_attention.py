@@ -291,7 +291,7 @@ def test_head_sizes_that_triton_cannot_hold_are_refused():
 
 @pytest.mark.parametrize("case", cases.CASES, ids=[case.name for case in cases.CASES])
 def test_the_merge_in_mosaic_adds_up_the_same(case, monkeypatch):
-    monkeypatch.setattr(mosaic_merge, "MOST_QUERIES", 1 << 30)
+    monkeypatch.setattr(mosaic_merge, "serves", lambda *_: True)
     if (refusal := dispatch.refuses_mosaic_gpu(H200)) is not None:
         pytest.skip(f"lacks what the kernel needs: {refusal}")
     args, static = cases.make_inputs(case)
@@ -319,7 +319,7 @@ def test_only_few_queries_of_whole_heads_are_merged_in_mosaic(batch, block, dim,
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", cases.CASES, ids=[case.name for case in cases.CASES])
 def test_the_merge_in_mosaic_is_right_on_the_device(case, monkeypatch):
-    monkeypatch.setattr(mosaic_merge, "MOST_QUERIES", 1 << 30)
+    monkeypatch.setattr(mosaic_merge, "serves", lambda *_: True)
     refuses = dispatch.op_module("paged_attention").BACKENDS["mosaic_gpu"]
     if (refusal := refuses(dispatch.Device.current(), case._asdict())) is not None:
         pytest.skip(f"lacks what the kernel needs: {refusal}")
