@@ -1,7 +1,7 @@
 """Attention of a block of queries over KV in pages: decode, verify, draft, tree and prefill.
 
-Read `reference.py`, `plan.py`, `triton.py`, `mosaic_merge.py`; tests and `bench.py` share the cases
-of `cases.py`.
+Read `reference.py`, `plans.py`, `triton.py`, `mosaic_merge.py`, `mosaic_block.py`; tests and
+`bench.py` share the cases of `cases.py`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import dispatch
-from kernels_pallas.paged_attention import mosaic_merge, reference, triton
+from kernels_pallas.paged_attention import mosaic_block, mosaic_merge, reference, triton
+from kernels_pallas.paged_attention.plans import Plan
 
-__all__ = ["paged_attention"]
+__all__ = ["Plan", "paged_attention", "plan_ahead"]
 
 
 def _refuses_mosaic_gpu(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
     return mosaic_merge.refuses(device, shapes) or triton.refuses(device, shapes)
 
 
-# Under Mosaic's name only the merge is Mosaic's; what it merges is made by Triton's kernel.
+# Under Mosaic's name its kernel takes blocks, and its merge few queries; the rest is Triton's.
 BACKENDS = {"mosaic_gpu": _refuses_mosaic_gpu, "triton": triton.refuses}
 
 
@@ -38,6 +39,7 @@ def paged_attention(
     window: int | None = None,
     scale: float | None = None,
     block_mask: jax.Array | None = None,
+    plan: Plan | None = None,
     early_launch: bool = False,
     implementation: str = "xla",
 ) -> jax.Array:
@@ -65,6 +67,9 @@ def paged_attention(
         window: positions a query looks back over, itself included; None for all.
         scale: factor of the scores; None for D**-0.5.
         block_mask: u32[B, N, ceil(N / 32)] ancestors of each query in the block, itself included.
+        plan: None, or what `plan_ahead` made; KV before the block is then asked for while the
+            kernel that makes q still runs. `page_table`, `lens`, the plan and that KV must have
+            been there before that kernel began, and it must launch this one early.
         early_launch: see `kernels_pallas.early_launch`.
         implementation: "xla", "triton", "mosaic_gpu", or what `dispatch.pick` chose.
 
@@ -91,7 +96,22 @@ def paged_attention(
             )
         chex.assert_shape(block_mask, (batch, block, -(-block // 32)))
         chex.assert_type(block_mask, jnp.uint32)
+    scale = dim**-0.5 if scale is None else scale
     match dispatch.parse("paged_attention", implementation):
+        case "mosaic_gpu", interpret if mosaic_block.serves(
+            q.shape, kv_pages.shape, q.dtype, plain_mask=window is None and block_mask is None
+        ):
+            return mosaic_block.paged_attention(
+                q,
+                kv_pages,
+                page_table,
+                lens,
+                causal=causal,
+                scale=scale,
+                plan=plan,
+                early_launch=early_launch and not interpret,
+                interpret=interpret,
+            )
         case ("mosaic_gpu" | "triton") as by, interpret:
             run = functools.partial(
                 triton.paged_attention,
@@ -108,6 +128,29 @@ def paged_attention(
         lens,
         causal=causal,
         window=window,
-        scale=dim**-0.5 if scale is None else scale,
+        scale=scale,
         block_mask=block_mask,
     )
+
+
+def plan_ahead(
+    q: jax.Array | jax.ShapeDtypeStruct,
+    kv_pages: jax.Array,
+    page_table: jax.Array,
+    lens: jax.Array,
+    *,
+    window: int | None = None,
+    block_mask: jax.Array | None = None,
+    implementation: str = "xla",
+) -> Plan | None:
+    """What `paged_attention` of these needs besides q and KV, or None where it cannot ask ahead.
+
+    q: only its shape and dtype are read. The others: as there.
+    """
+    by, _ = dispatch.parse("paged_attention", implementation)
+    plain_mask = window is None and block_mask is None
+    if by != "mosaic_gpu" or not mosaic_block.serves(
+        q.shape, kv_pages.shape, q.dtype, plain_mask=plain_mask
+    ):
+        return None
+    return mosaic_block.make_plan(q.shape, kv_pages.shape, page_table, lens)

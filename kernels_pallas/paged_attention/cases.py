@@ -44,6 +44,10 @@ CASES = (
     Case("group of 3, pages of 64", (63, 64, 65), 2, 9, 3, 64, 64, columns=3),
     Case("group of 4, pages of 128", (127, 128, 129), 3, 4, 1, 128, 128, columns=2),
     Case("group of 8, float16", (17, 90), 4, 8, 1, 64, dtype="float16"),
+    # Those of whole heads of 128 that Mosaic's kernel of blocks takes.
+    Case("block of 16, 128 wide", (0, 100, 48), 16, 8, 2, 128, 64, 3, "bfloat16"),
+    Case("block of 8, pages of 16", (500, 5, 57), 8, 4, 1, 128, 16, 33, "float16", padding_rows=1),
+    Case("draft block of 24, pages of 128", (600, 250), 24, 2, 1, 128, 128, 5, "bfloat16", False),
 )
 
 

@@ -15,7 +15,7 @@ from jax.experimental.pallas import triton as pltriton
 from kernels_pallas import dispatch, limits
 from kernels_pallas.early_launch import program_id
 from kernels_pallas.paged_attention import mosaic_merge
-from kernels_pallas.paged_attention.plan import make_plan
+from kernels_pallas.paged_attention.plans import make_plan
 
 _MASKED = -1e30  # finite: a row with nothing visible yet stays free of inf - inf
 _LOG2_E = math.log2(math.e)
@@ -29,7 +29,6 @@ class Config(NamedTuple):
     shares: int  # into which a KV head's rows of a batch are cut, about; 1: no row is split
     num_warps: int
     num_stages: int
-    tile_merge: int = 8  # query rows of one program of the merge
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -59,10 +58,9 @@ def choose(
     # One program for each of an H200's multiprocessors, or as many as there are rows.
     programs = kv_heads * -(-rows // tile_q)
     shares = max(1, min(limits.MULTIPROCESSORS // programs, batch * -(-max_rows // tile_kv), 32))
-    tile_merge = 2 if batch * kv_heads * rows <= 1024 else 8
     row_bytes = dim * bits // 8
     stages = limits.num_stages(3, 2 * tile_kv * row_bytes, tile_q * row_bytes)
-    return Config(tile_q, tile_kv, shares, num_warps=4, num_stages=stages, tile_merge=tile_merge)
+    return Config(tile_q, tile_kv, shares, num_warps=4, num_stages=stages)
 
 
 def paged_attention(
@@ -139,30 +137,60 @@ def paged_attention(
         compiler_params=params,
         interpret=interpret,
     )(q, kv_pages, page_table, lens, masks, (plan.programs,))
-    if merge_ahead:
-        return mosaic_merge.merge(
-            out,
-            plan.split_rows,
-            *partial,
-            shares=config.shares,
-            early_launch=early_launch,
-            interpret=interpret,
-        )
-    tile = min(pl.next_power_of_2(rows), config.tile_merge)
+    merge_by = mosaic_merge.merge if merge_ahead else merge
+    return merge_by(
+        out,
+        plan.split_rows,
+        *partial,
+        shares=config.shares,
+        early_launch=early_launch,
+        interpret=interpret,
+    )
+
+
+def merge(
+    out: jax.Array,
+    split_rows: jax.Array,
+    acc: jax.Array,
+    m: jax.Array,
+    total: jax.Array,
+    *,
+    shares: int,
+    by_head: bool = False,
+    early_launch: bool,
+    interpret: bool,
+) -> jax.Array:
+    """Writes the rows of `out` that were split, in place.
+
+    Grid: (tiles of query rows, J, split rows).
+
+    Args:
+      out: [B, N, H, D].
+      split_rows: `Plan.split_rows`.
+      acc, m, total: f32[S, J, R, D], [S, J, R], [S, J, R] of each part, with at least N * H // J
+        query rows; m in units of log2.
+      shares: the most parts of a row.
+      by_head: whether query rows are those of head after head, not of token after token.
+      early_launch: see `kernels_pallas.early_launch`.
+    """
+    batch, block, heads, dim = out.shape
+    kv_heads = m.shape[1]
+    rows = block * heads // kv_heads
+    tile = min(pl.next_power_of_2(rows), 2 if batch * kv_heads * rows <= 1024 else 8)
     return pl.pallas_call(
         functools.partial(
-            _merge, tile=tile, group=group, shares=config.shares, early_launch=early_launch
+            _merge, tile=tile, by_head=by_head, shares=shares, early_launch=early_launch
         ),
         name="paged_attention_merge",
-        grid=(-(-rows // tile), kv_heads, plan.split_rows.shape[0]),
-        out_shape=out_shape,
+        grid=(-(-rows // tile), kv_heads, split_rows.shape[0]),
+        out_shape=jax.ShapeDtypeStruct(out.shape, out.dtype),
         input_output_aliases={0: 0},
         compiler_params=pltriton.CompilerParams(
-            num_warps=max(1, min(8, pl.next_power_of_2(config.shares) * tile * dim // 1024)),
+            num_warps=max(1, min(8, pl.next_power_of_2(shares) * tile * dim // 1024)),
             num_stages=1,
         ),
         interpret=interpret,
-    )(out, plan.split_rows, *partial)
+    )(out, split_rows, acc, m, total)
 
 
 def _attend(
@@ -311,18 +339,19 @@ def _merge(
     out_ref,  # [B, N, H, D]
     *,
     tile,
-    group,
+    by_head,
     shares,
     early_launch,
 ):
     """Adds up what the splits of a row found. Grid: (tiles of query rows, J, split rows)."""
-    rows, dim = acc_ref.shape[2:]
+    kv_heads, _, dim = acc_ref.shape[1:]
+    block, group = out_ref.shape[1], out_ref.shape[2] // kv_heads
     j, place = pl.program_id(1), pl.program_id(2)
     at = [split_rows_ref.at[place, jnp.int32(column)] for column in range(3)]
     b, first, splits = (pltriton.load(ref) for ref in at)
     row = program_id(0, early_launch) * tile + jnp.arange(tile, dtype=jnp.int32)
     lane = jnp.arange(dim, dtype=jnp.int32)[None, :]
-    inside = row < rows
+    inside = row < block * group
 
     split = jnp.arange(pl.next_power_of_2(shares), dtype=jnp.int32)
 
@@ -338,7 +367,8 @@ def _merge(
         total = jnp.sum(weight * total, axis=0)
         acc = jnp.sum(weight[:, :, None] * acc, axis=0)
         out = acc / jnp.where(total == 0.0, 1.0, total)[:, None]
-        at = (b, (row // group)[:, None], (j * group + row % group)[:, None], lane)
+        token, head = (row % block, row // block) if by_head else (row // group, row % group)
+        at = (b, token[:, None], (j * group + head)[:, None], lane)
         pltriton.store(out_ref.at[at], out.astype(out_ref.dtype), mask=inside[:, None])
 
 

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 
 from kernels_pallas import dispatch, early_launch, testing
-from kernels_pallas.paged_attention import cases, mosaic_merge, paged_attention, triton
-from kernels_pallas.paged_attention.plan import make_plan
+from kernels_pallas.paged_attention import (
+    cases,
+    mosaic_block,
+    mosaic_merge,
+    paged_attention,
+    plan_ahead,
+    triton,
+)
+from kernels_pallas.paged_attention.plans import make_plan
 from tests.kernels import attention_oracle, jitting
 
 H200 = dispatch.Device("gpu", "NVIDIA H200", (9, 0))
@@ -185,7 +192,7 @@ def test_rows_of_any_raggedness_are_put_together_again():
     case = cases.Case("ragged", (0, 100, 3, 31, 64), 2, columns=8)
     args, static = cases.make_inputs(case)
     exact = testing.array(attention_oracle.attend(*args, **static), "float32")
-    config = triton.Config(16, 16, shares=5, num_warps=4, num_stages=2, tile_merge=4)
+    config = triton.Config(16, 16, shares=5, num_warps=4, num_stages=2)
     run = functools.partial(triton.paged_attention, **static, config=config)
     out = jax.jit(functools.partial(run, scale=0.125, block_mask=None, interpret=True))(*args)
     assert testing.compare_results(out, exact, exact) is None
@@ -309,7 +316,8 @@ def test_only_few_queries_of_whole_heads_are_merged_in_mosaic(batch, block, dim,
     # GPU's compiler finds no layout for heads of 64.
     if (refusal := dispatch.refuses_mosaic_gpu(H200)) is not None:
         pytest.skip(f"lacks what the kernel needs: {refusal}")
-    case = cases.bench_case(batch, block, context=512)._replace(head_dim=dim)
+    # With a window Triton attends.
+    case = cases.bench_case(batch, block, context=512)._replace(head_dim=dim, window=99)
     args, static = cases.make_inputs(case)
     run = functools.partial(paged_attention, **static, implementation="mosaic_gpu")
     text = testing.lower_for_cuda(run, *args)
@@ -325,3 +333,68 @@ def test_the_merge_in_mosaic_is_right_on_the_device(case, monkeypatch):
         pytest.skip(f"lacks what the kernel needs: {refusal}")
     args, static = cases.make_inputs(case)
     assert testing.compare(paged_attention, args, static, "mosaic_gpu") is None
+
+
+@pytest.mark.parametrize(
+    "programs, case",
+    [
+        (3, cases.Case("turns", (150, 3, 64), 16, 4, 2, 128, 16, 12, "bfloat16")),
+        pytest.param(
+            132,
+            cases.Case("turns", (700, *range(3, 43, 2)), 16, 32, 8, 128, 64, 12, "bfloat16"),
+            marks=pytest.mark.gpu,
+        ),
+    ],
+    ids=["interpreted", "on the device"],
+)
+@pytest.mark.parametrize("shares", [1, 16])
+def test_a_program_of_mosaic_takes_row_after_row_and_stage_after_stage(
+    programs, case, shares, monkeypatch
+):
+    on_gpu = jax.default_backend() == "gpu"
+    device = dispatch.Device.current() if on_gpu else H200
+    if (refusal := early_launch.refuses_ahead(device)) is not None:
+        pytest.skip(f"lacks what the kernel needs: {refusal}")
+    monkeypatch.setattr(mosaic_block.limits, "MULTIPROCESSORS", programs)
+    args, static = cases.make_inputs(case)
+    exact, plain = expected(case)
+    config = mosaic_block.Config(shares, num_stages=2)
+    run = functools.partial(
+        mosaic_block.paged_attention,
+        causal=static["causal"],
+        scale=case.head_dim**-0.5,
+        config=config,
+        interpret=not on_gpu,
+    )
+    assert testing.compare_results(jax.jit(run)(*args), plain, exact) is None
+    plan = mosaic_block.make_plan(args[0].shape, args[1].shape, *args[2:], config)
+    assert (plan.programs[:, 2] > 1).any() == (shares > 1)
+    places = np.count_nonzero(plan.programs[:, 2]) * case.kv_heads
+    assert places > programs, "so that one takes two"
+
+
+@pytest.mark.parametrize(
+    "changes, is_block",
+    [
+        ({}, True),
+        ({"lens": (496,) * 32}, True),
+        ({"lens": (496,) * 33}, False),
+        ({"head_dim": 64}, False),
+        ({"block": 1}, False),
+        ({"block": 12}, False),
+        ({"block": 32}, False),
+        ({"window": 9}, False),
+        ({"tree": True}, False),
+        ({"dtype": "float32"}, False),
+        ({"page_size": 16}, True),
+    ],
+)
+def test_what_asks_for_kv_before_q(changes, is_block):
+    if (refusal := early_launch.refuses_ahead(H200)) is not None:
+        pytest.skip(f"lacks what the kernel needs: {refusal}")
+    case = cases.bench_case(2, 16, context=512)._replace(**changes)
+    (q, *rest), static = cases.make_inputs(case)
+    static.pop("causal")
+    made = plan_ahead(q, *rest, **static, implementation="mosaic_gpu")
+    assert (made is not None) == is_block
+    assert plan_ahead(q, *rest, **static, implementation="triton") is None

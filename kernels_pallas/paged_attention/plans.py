@@ -19,7 +19,14 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    lens: jax.Array, *, block: int, window: int | None, tile: int, reach: int, shares: int
+    lens: jax.Array,
+    *,
+    block: int,
+    window: int | None,
+    tile: int,
+    reach: int,
+    shares: int,
+    least_tiles: int = 1,
 ) -> Plan:
     """Cuts long rows so that every program gets about one share of the batch's KV.
 
@@ -33,6 +40,7 @@ def make_plan(
       tile: rows of KV of one step.
       reach: rows of KV that the page table reaches.
       shares: the parts into which the batch's KV is cut.
+      least_tiles: of a part, where a row has so many.
     """
     batch = lens.shape[0]
     end = (jnp.minimum(lens + block, reach) + (tile - 1)) // tile
@@ -41,7 +49,9 @@ def make_plan(
     all_tiles = jnp.sum(tiles, dtype=jnp.int32)
     # Rounded to the nearest: the sum of a share rounded, but at least one, is below B + shares.
     splits = (2 * shares * tiles + all_tiles) // (2 * all_tiles)
-    splits = jnp.clip(splits, 1, tiles)
+    splits = jnp.clip(splits, 1, (tiles + (least_tiles - 1)) // least_tiles)
+    each = (tiles + splits - 1) // splits
+    splits = (tiles + each - 1) // each  # those that get a tile
     row = jnp.arange(batch, dtype=jnp.int32)
     ends = _sums_up_to(splits)
 
