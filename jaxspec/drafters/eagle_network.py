@@ -23,6 +23,7 @@ from jaxspec.models.layers import (
     linear,
     logits_of,
     may_launch_early,
+    plan_attention,
     rms_norm,
     rope_inv_freq,
     swiglu,
@@ -79,7 +80,8 @@ def build_network(
         x, residual = layer_input(own, embeds, hidden, config)
         # In a tree XLA pads the queries, and without a norm behind it XLA adds what the MLP gives:
         # neither may be launched early.
-        early = may_launch_early(x, kernels)
+        plan = plan_attention(x, kv, block, spec, kernels)
+        early = may_launch_early(x, own.layer, plan, kernels)
         early_attention = early and block.mask is None
         attended, kv = attention(
             x,
@@ -91,6 +93,7 @@ def build_network(
             inv_freq=jnp.asarray(inv_freq),
             spec=spec,
             kernels=kernels,
+            plan=plan,
             early_launch=early_attention,
         )
         eps = config.rms_norm_eps

@@ -20,9 +20,9 @@ from jax import lax
 from jaxspec.models.base import KV, Block, Kernels
 from jaxspec.models.config import RopeScaling
 from kernels_pallas.add_rms_norm import add_rms_norm
-from kernels_pallas.few_row_gemm import MAX_ROWS, few_row_gemm, parts_for
+from kernels_pallas.few_row_gemm import few_row_gemm, launches_early, parts_for
 from kernels_pallas.kv_write import kv_write
-from kernels_pallas.paged_attention import paged_attention
+from kernels_pallas.paged_attention import Plan, paged_attention, plan_ahead
 
 
 @flax.struct.dataclass
@@ -209,14 +209,47 @@ def embed_tokens(embed: jax.Array, token_ids: jax.Array) -> jax.Array:
     return embed.at[token_ids].get(mode="clip", wrap_negative_indices=False)
 
 
-def may_launch_early(x: jax.Array, kernels: Kernels) -> bool:
+def plan_attention(
+    x: jax.Array, kv_pages: jax.Array, block: Block, spec: LayerSpec, kernels: Kernels
+) -> Plan | None:
+    """What lets a layer's attention ask for KV before q is there, or None where it cannot."""
+    if not kernels.early_launch:
+        return None
+    return plan_ahead(
+        jax.ShapeDtypeStruct((*x.shape[:2], spec.num_heads, spec.head_dim), x.dtype),
+        kv_pages,
+        block.page_table,
+        block.lens,
+        window=spec.window,
+        block_mask=block.mask,
+        implementation=kernels.paged_attention,
+    )
+
+
+def may_launch_early(x: jax.Array, layer: LayerParams, plan: Plan | None, kernels: Kernels) -> bool:
     """Whether kernels of a layer may be launched early, for the rows of x, [B, N, ...].
 
-    That is where `few_row_gemm` makes all products: XLA's must not be launched so, and with those
-    of many rows, some by Mosaic, a whole step took longer (kernels_pallas/NOTES.md).
+    That is where all its products may be, and of many rows, where its attention asks ahead too.
     """
-    num_rows = x.shape[0] * x.shape[1]
-    return kernels.early_launch and num_rows <= MAX_ROWS and kernels.few_row_gemm != "xla"
+    inner, hidden = layer.down.shape[1], layer.down.shape[0]
+    products = (
+        (*layer.qkv.shape, False, False),
+        (*layer.o.shape, False, layer.o_bias is None),
+        (inner, hidden, True, False),
+        (hidden, inner, False, True),
+    )
+    return kernels.early_launch and all(
+        launches_early(
+            x.shape[0] * x.shape[1],
+            outputs,
+            width,
+            swiglu=swiglu,
+            may_split=may_split,
+            attends_ahead=plan is not None,
+            implementation=kernels.few_row_gemm,
+        )
+        for outputs, width, swiglu, may_split in products
+    )
 
 
 def swiglu(
@@ -251,6 +284,7 @@ def attention(
     spec: LayerSpec,
     kernels: Kernels,
     index: jax.Array | None = None,
+    plan: Plan | None = None,
     early_launch: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attends over a block and the KV before it, writing the block's KV first.
@@ -265,12 +299,17 @@ def attention(
         spec: sizes, causality and window.
         kernels: the implementation of each op.
         index: i32[1] the layer, where norms are those of all layers.
+        plan: what `plan_attention` made of the same, or None.
         early_launch: see `kernels_pallas.early_launch`.
 
     Returns:
         What is added to the residual stream, [B, N, E] or in parts f32[S, B, N, E], and the pages.
     """
     with jax.named_scope("attention"):
+        kv_locs = block.kv_locs
+        if plan is not None:
+            # Attention reads it while `kv_write` still runs, so it must be there before that.
+            kv_locs, plan = lax.optimization_barrier((kv_locs, plan))
         q, kv_pages = kv_write(
             # A bias is added by a fusion of XLA's, which must not be launched early.
             linear(
@@ -281,7 +320,7 @@ def attention(
                 early_launch=early_launch and layer.qkv_bias is None,
             ),
             kv_pages,
-            block.kv_locs,
+            kv_locs,
             block.positions,
             inv_freq,
             num_heads=spec.num_heads,
@@ -290,7 +329,7 @@ def attention(
             k_norm=k_norm,
             layer=index,
             eps=spec.rms_norm_eps,
-            early_launch=early_launch,
+            early_launch=early_launch or plan is not None,
             implementation=kernels.kv_write,
         )
         num_others = 0 if block.mask is None else block.mask.shape[1] - q.shape[1]
@@ -304,6 +343,7 @@ def attention(
             causal=spec.causal,
             window=spec.window,
             block_mask=block.mask,
+            plan=plan,
             early_launch=early_launch,
             implementation=kernels.paged_attention,
         )[:, num_others:]
@@ -420,7 +460,8 @@ def _layer(x, added, kv_pages, block, layer, norms, index, inv_freq, *, spec, ke
     """
     input_norms, post_norms, q_norms, k_norms = norms
     eps = spec.rms_norm_eps
-    early = may_launch_early(x, kernels)
+    plan = plan_attention(x, kv_pages, block, spec, kernels)
+    early = may_launch_early(x, layer, plan, kernels)
     if added is None:
         normed = rms_norm(x, input_norms[index[0]], eps)
     else:
@@ -437,6 +478,7 @@ def _layer(x, added, kv_pages, block, layer, norms, index, inv_freq, *, spec, ke
         spec=spec,
         kernels=kernels,
         index=index,
+        plan=plan,
         early_launch=early,
     )
     x, normed = add_and_norm(x, attended, post_norms, index, eps, kernels, early)

@@ -7,8 +7,6 @@ Read `reference.py`, then `triton.py`; `mosaic_few_rows.py` for large weights, s
 
 from __future__ import annotations
 
-import functools
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -17,7 +15,7 @@ from kernels_pallas import dispatch
 from kernels_pallas.few_row_gemm import many_rows, mosaic_few_rows, mosaic_gpu, reference, triton
 from kernels_pallas.few_row_gemm.triton import MAX_ROWS
 
-__all__ = ["MAX_ROWS", "few_row_gemm", "loads_ahead", "parts_for"]
+__all__ = ["MAX_ROWS", "few_row_gemm", "launches_early", "loads_ahead", "parts_for"]
 
 # Under Mosaic's name Triton's kernel runs, too, where it is the faster one: see `many_rows.py`.
 BACKENDS = {"mosaic_gpu": mosaic_gpu.refuses, "triton": triton.refuses}
@@ -44,6 +42,28 @@ def parts_for(
     if config is None:
         return 1 if num_rows <= MAX_ROWS else 0
     return config.splits
+
+
+def launches_early(
+    num_rows: int,
+    outputs: int,
+    width: int,
+    *,
+    swiglu: bool = False,
+    may_split: bool = False,
+    attends_ahead: bool = False,
+    implementation: str,
+) -> bool:
+    """Whether such a product may be launched early, and launch early what is behind it.
+
+    XLA's may not; one of many rows only where all of a layer load ahead, its attention too, since
+    else a whole step took longer (NOTES.md).
+
+    attends_ahead: whether attention does. The other arguments are those of `parts_for`.
+    """
+    how = {"swiglu": swiglu, "may_split": may_split, "implementation": implementation}
+    may = num_rows <= MAX_ROWS or (attends_ahead and many_rows.loads_ahead(num_rows))
+    return may and parts_for(num_rows, outputs, width, **how) > 0
 
 
 def loads_ahead(outputs: int, width: int, *, implementation: str) -> bool:
@@ -111,10 +131,11 @@ def few_row_gemm(
         config = _config(num_rows, outputs, width, bits=jnp.finfo(x.dtype).bits, **how)
     if isinstance(config, mosaic_few_rows.Config | mosaic_gpu.Config):
         chex.assert_equal(config.splits, num_parts)
-        run = mosaic_gpu.few_row_gemm
-        if isinstance(config, mosaic_few_rows.Config):
-            run = functools.partial(mosaic_few_rows.few_row_gemm, early_launch=early_launch)
-        return run(x, weight, swiglu=swiglu, config=config, interpret=interpret)
+        is_few = isinstance(config, mosaic_few_rows.Config)
+        run = mosaic_few_rows.few_row_gemm if is_few else mosaic_gpu.few_row_gemm
+        return run(
+            x, weight, swiglu=swiglu, config=config, early_launch=early_launch, interpret=interpret
+        )
     return triton.few_row_gemm(
         x,
         weight,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from kernels_pallas.few_row_gemm import many_rows
 from kernels_pallas.testing import array
 
 
@@ -45,7 +46,15 @@ CASES = (
 # One for each way that `many_rows.choose` goes.
 MANY_ROWS_CASES = (
     Case("128 rows, one wave", 128, 6144, 128, dtype="bfloat16"),
-    Case("128 rows, two parts", 128, 4096, 256, dtype="bfloat16", num_parts=2),
+    *(
+        (
+            Case("128 rows, narrow tiles", 128, 4096, 128, dtype="bfloat16"),
+            Case("128 rows, tiles of 64", 128, 8192, 128, dtype="float16"),
+            Case("128 rows, four parts", 128, 4096, 8448, dtype="bfloat16", num_parts=4),
+        )
+        if many_rows.loads_ahead(128)
+        else (Case("128 rows, two parts", 128, 4096, 256, dtype="bfloat16", num_parts=2),)
+    ),
     Case("128 rows, swiglu", 128, 9216, 128, swiglu=True, dtype="bfloat16"),
     Case("256 rows, narrow", 256, 4096, 128, dtype="float16"),
     Case("256 rows, taller", 256, 6144, 128, dtype="bfloat16"),

@@ -2,12 +2,14 @@
 
 At so many rows a program waits for x, which each loads from L2 for itself, as much as for the
 weight. What won on an H200 has all programs at once, one on each multiprocessor and few idle, and
-cuts wide products in two.
+cuts wide products in two; or, where kernels may load ahead, Mosaic's for all of a layer.
 """
 
 from __future__ import annotations
 
-from kernels_pallas import limits
+import jax
+
+from kernels_pallas import early_launch, limits
 from kernels_pallas.few_row_gemm import mosaic_gpu, triton
 
 _PROGRAMS = limits.MULTIPROCESSORS  # at once
@@ -15,9 +17,15 @@ _LEAST_FILL = 0.7
 _MOST_COLUMNS = 8192  # of one program
 _TILE_M = mosaic_gpu.TILE_M
 
-# tile_n, splits: in the order in which they are tried.
-_TRITON = ((64, 1), (64, 2))
-_MOSAIC = ((64, 1), (96, 1), (128, 2))
+# tile_n, stages, splits: in the order in which they are tried.
+_TRITON = ((64, 6, 1), (64, 6, 2))
+_MOSAIC = ((64, 8, 1), (96, 7, 1), (128, 6, 2))
+_AHEAD = ((32, 8, 1), (48, 8, 1), (64, 8, 1), (128, 5, 4))
+
+
+def loads_ahead(num_rows: int) -> bool:
+    """Whether all products of so many rows are Mosaic's, which ask for weights ahead of x."""
+    return num_rows == _TILE_M and jax.__version_info__ >= early_launch.AHEAD_MIN_JAX
 
 
 def choose(
@@ -36,8 +44,9 @@ def choose(
         waves = -(-programs // _PROGRAMS)
         fits = outputs % config.tile_n == 0 and width % config.tile_k == 0
         return config if fits and programs >= _LEAST_FILL * waves * _PROGRAMS else None
-    by_triton = tiles_m == 1
-    for tile_n, splits in _TRITON if by_triton else _MOSAIC:
+    ahead = loads_ahead(num_rows)
+    by_triton = tiles_m == 1 and not ahead
+    for tile_n, stages, splits in _AHEAD if ahead else _TRITON if by_triton else _MOSAIC:
         programs = tiles_m * outputs // tile_n * splits
         if (
             outputs % tile_n == 0
@@ -47,7 +56,6 @@ def choose(
             and (may_split or splits == 1)
         ):
             if by_triton:
-                return triton.Config(tile_n, 64, 4, 6, weight_first=True, splits=splits)
-            stages = {64: 8, 96: 7, 128: 6}[tile_n]
+                return triton.Config(tile_n, 64, 4, stages, weight_first=True, splits=splits)
             return mosaic_gpu.Config(tile_n, 64, stages, splits)
     return None

@@ -46,9 +46,16 @@ def launch(
         grid_names=("program",),
         num_threads=num_groups,
         thread_name="group",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
     )(x, weight.reshape(halves, outputs, width))
     return result[0] if splits == 1 else result
+
+
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """silu(gate) * up in f32, in a third of the instructions of a quotient; off by some 2**-21."""
+    factor = lax.rsqrt(1.0 + jnp.exp(-gate))
+    return gate * factor * factor * up
 
 
 def turns_of(work: int) -> Any:

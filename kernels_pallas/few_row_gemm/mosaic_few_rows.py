@@ -154,7 +154,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_i
                     give_back(before + np.int32(steps - 1))
                     out, *up = (acc[...] for acc in accs)
                     if up:
-                        out = out / (1.0 + jnp.exp(-out)) * up[0]
+                        out = mosaic.swiglu(out, up[0])
                     store(out, split, output)
 
                 acc = plgpu.ACC((TILE_N, tile_m), jnp.float32)

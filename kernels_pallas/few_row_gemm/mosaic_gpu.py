@@ -42,7 +42,13 @@ def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
 
 
 def few_row_gemm(
-    x: jax.Array, weight: jax.Array, *, swiglu: bool, config: Config, interpret: bool = False
+    x: jax.Array,
+    weight: jax.Array,
+    *,
+    swiglu: bool,
+    config: Config,
+    early_launch: bool = False,
+    interpret: bool = False,
 ) -> jax.Array:
     """Multiplies as `few_row_gemm` does. Grid: programs that take tile after tile.
 
@@ -64,11 +70,16 @@ def few_row_gemm(
         num_groups=4,
         interpret=interpret,
         config=config,
+        early_launch=early_launch,
+        is_interpreted=interpret,
     )
 
 
-def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves):
-    """Two warp groups multiply 64 rows of x each, one loads x and one the weight."""
+def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_interpreted):
+    """Two warp groups multiply 64 rows of x each, one loads x and one the weight.
+
+    Only x waits for the kernel ahead, which made it; no kernel writes a weight.
+    """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     tile_n, tile_k = config.tile_n, config.tile_k
@@ -121,6 +132,8 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves):
             lax.fori_loop(np.int32(0), np.int32(num_stages), wait, None)
 
         def load_x():
+            if not is_interpreted:
+                plgpu.griddepcontrol_wait()
             load(lambda row, _, columns: x_gmem.at[pl.ds(row, TILE_M), columns], x_smem)
 
         def load_weight():
@@ -157,7 +170,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves):
                     plgpu.barrier_arrive(consumed.at[slot_of(before + np.int32(steps - 1))])
                     out, *up = (acc[...] for acc in accs)
                     if up:
-                        out = out / (1.0 + jnp.exp(-out)) * up[0]
+                        out = mosaic.swiglu(out, up[0])
                     store(out, split, row, output)
 
                 acc = plgpu.ACC((_GROUP_ROWS, tile_n), jnp.float32)
@@ -176,6 +189,8 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves):
                 at = pl.ds(output + np.int32(first), out_tile)
                 plgpu.copy_smem_to_gmem(smem, out_gmem.at[split, rows, at])
 
+        if early_launch:
+            plgpu.griddepcontrol_launch_dependents()
         lax.cond(group < _GROUPS, multiply, lambda: lax.cond(group == _GROUPS, load_x, load_weight))
 
     def stages(*shape):

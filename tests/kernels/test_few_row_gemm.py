@@ -11,6 +11,8 @@ from kernels_pallas import dispatch, early_launch, testing
 from kernels_pallas.few_row_gemm import (
     cases,
     few_row_gemm,
+    launches_early,
+    many_rows,
     mosaic_few_rows,
     mosaic_gpu,
     parts_for,
@@ -101,11 +103,15 @@ def test_each_product_goes_where_it_is_fastest():
     assert parts(17, *o, may_split=True) == parts(1, 576, 576, may_split=True) == 1
     assert parts(64, *o) == parts(64, *o, implementation="triton") == 1
     assert parts(64, *o, implementation="xla") == parts(128, *qkv, implementation="triton") == 0
-    assert parts(128, *o, may_split=True) == parts(256, *down, may_split=True) == 2
+    ahead = many_rows.loads_ahead(128)
+    assert parts(128, *o, may_split=True) == (1 if ahead else 2)
+    assert parts(128, *down, may_split=True) == (4 if ahead else 2)
+    assert parts(256, *down, may_split=True) == 2
     assert parts(128, *qkv) == parts(256, *o, may_split=True) == parts(256, *qkv) == 1
     assert parts(128, 12288, 4096, swiglu=True) == parts(256, 12288, 4096, swiglu=True) == 1
     # Too few tiles or too many, rows that were not measured, a program with too many columns.
-    assert parts(128, *o) == parts(128, 10240, 4096) == parts(128, 576, 576, swiglu=True) == 0
+    assert parts(128, *o) == (1 if ahead else 0)
+    assert parts(128, 10240, 4096) == parts(128, 576, 576, swiglu=True) == 0
     assert parts(96, *qkv) == parts(512, *qkv) == parts(128, 6144, 8256) == 0
 
 
@@ -140,7 +146,24 @@ def test_many_rows_lower_for_cuda(case):
     lacks_mosaic(H200)
     text = lowered(case)
     assert text.count("custom_call") == 1
-    assert ("mosaic_gpu" in text) == (case.swiglu or case.num_rows == 256)
+    is_mosaic = case.swiglu or case.num_rows == 256 or many_rows.loads_ahead(case.num_rows)
+    assert ("mosaic_gpu" in text) == is_mosaic
+
+
+def test_what_xla_multiplies_or_loads_nothing_ahead_is_not_launched_early():
+    o, gate_up = (4096, 4096), {"outputs": 12288, "width": 4096, "swiglu": True}
+    ahead = many_rows.loads_ahead(128)
+    assert ahead == (jax.__version_info__ >= (0, 12))
+    assert all(launches_early(n, *o, implementation="triton") for n in (1, 64))
+    many = {"implementation": "mosaic_gpu", "attends_ahead": True}
+    assert launches_early(128, *o, **many) == ahead
+    assert launches_early(128, **gate_up, **many) == ahead
+    for num_rows in (65, 256, 512):
+        assert not launches_early(num_rows, **gate_up, **many)
+    assert not launches_early(128, *o, implementation="mosaic_gpu")
+    assert not launches_early(128, *o, implementation="triton", attends_ahead=True)
+    assert not launches_early(128, 10240, 4096, **many)
+    assert not launches_early(1, *o, implementation="xla")
 
 
 @pytest.mark.parametrize(
