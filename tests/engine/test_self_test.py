@@ -11,6 +11,7 @@ from jaxspec.engine.self_test import self_test_cases, self_test_kernels
 from jaxspec.models.config import ModelConfig
 from kernels_pallas import dispatch
 from kernels_pallas.accept import triton as accept_triton
+from kernels_pallas.few_row_gemm.cases import MANY_ROWS_CASES
 from tests.harness import make_geometry
 
 MODEL = ModelConfig("llama", 32, 16, 32, 1, 2, 1, 16, 1e4, 1e-5, 64, True)
@@ -65,7 +66,7 @@ def test_many_rows_are_tried_where_a_layer_is_large(monkeypatch, jax_version, ah
     for model, implementation, count in (
         (MODEL, "mosaic_gpu", 2),
         (large, "triton", 2),
-        (large, "mosaic_gpu", 9 + ahead),
+        (large, "mosaic_gpu", 2 + len(MANY_ROWS_CASES) + ahead),
     ):
         cases = self_test_cases(geometry(few_row_gemm=implementation), model, PLAN)
         assert [op for op, _ in cases].count("few_row_gemm") == count
