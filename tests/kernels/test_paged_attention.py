@@ -113,10 +113,10 @@ def test_the_reference_reads_a_wide_table_only_as_far_as_it_is_used():
     assert "while(" in run.lower(q, poisoned, wide, lens).compile().as_text()
 
 
-def plan_of(lens, shares, window=None):
+def plan_of(lens, shares, window=None, **least):
     """For rows of KV before a block of one, in tiles of 16."""
     lens = testing.array(lens, jnp.int32)
-    made = make_plan(lens, block=1, window=window, tile=16, reach=2048, shares=shares)
+    made = make_plan(lens, block=1, window=window, tile=16, reach=2048, shares=shares, **least)
     return made.programs.tolist(), made.split_rows.tolist()
 
 
@@ -163,14 +163,18 @@ def test_the_layers_of_one_program_share_one_plan():
     assert instructions(4) == instructions(1)
 
 
-@pytest.mark.parametrize("shares", [2, 16])
-def test_every_tile_of_every_row_has_its_program(shares):
-    lens = np.random.default_rng(shares).integers(0, 1500, 23)
-    programs, split_rows = plan_of(lens, shares)
+@pytest.mark.parametrize("least_tiles", [1, 2, 3])
+@pytest.mark.parametrize(("rows", "shares"), [(23, 2), (23, 16), (1, 8), (3, 16)])
+def test_every_tile_of_every_row_has_its_program(rows, shares, least_tiles):
+    lens = np.random.default_rng(shares).integers(0, 1500, rows)
+    programs, split_rows = plan_of(lens, shares, least_tiles=least_tiles)
     for row, length in enumerate(lens):
         mine = [(split, splits) for owner, split, splits, _ in programs if owner == row and splits]
         assert mine == [(split, len(mine)) for split in range(len(mine))]
-        assert 1 <= len(mine) <= -(-(length + 1) // 16)
+        tiles = -(-(length + 1) // 16)
+        each = -(-tiles // len(mine))
+        assert (len(mine) - 1) * each < tiles, "no part is empty"
+        assert len(mine) == 1 or each >= least_tiles
         first = next(at for at, program in enumerate(programs) if program[0] == row)
         assert ([row, first, len(mine)] in split_rows) == (len(mine) > 1)
 
