@@ -163,6 +163,13 @@ def test_the_layers_of_one_program_share_one_plan():
     assert instructions(4) == instructions(1)
 
 
+def test_a_part_without_a_tile_is_none():
+    # 17 tiles in eight parts are three each, for six of them.
+    programs, split_rows = plan_of([16 * 16], shares=8)
+    assert [splits for _, _, splits, _ in programs] == [*[6] * 6, 0, 0]
+    assert split_rows[0] == [0, 0, 6]
+
+
 @pytest.mark.parametrize("least_tiles", [1, 2, 3])
 @pytest.mark.parametrize(("rows", "shares"), [(23, 2), (23, 16), (1, 8), (3, 16)])
 def test_every_tile_of_every_row_has_its_program(rows, shares, least_tiles):
