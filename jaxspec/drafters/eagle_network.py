@@ -78,9 +78,9 @@ def build_network(
             else embed_tokens(own.embed, token_ids)
         )
         x, residual = layer_input(own, embeds, hidden, config)
+        plan = plan_attention(x, kv, block, spec, kernels)
         # In a tree XLA pads the queries, and without a norm behind it XLA adds what the MLP gives:
         # neither may be launched early.
-        plan = plan_attention(x, kv, block, spec, kernels)
         early = may_launch_early(x, own.layer, plan, kernels)
         early_attention = early and block.mask is None
         attended, kv = attention(

@@ -1,4 +1,4 @@
-"""What the two products in Pallas Mosaic GPU share: how they are launched and hold their tiles."""
+"""What the two products in Pallas Mosaic GPU share: how they are launched, and SwiGLU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 
@@ -56,24 +55,3 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
     """silu(gate) * up in f32, in a third of the instructions of a quotient; off by some 2**-21."""
     factor = lax.rsqrt(1.0 + jnp.exp(-gate))
     return gate * factor * factor * up
-
-
-def turns_of(work: int) -> Any:
-    """How many of `work` tiles the program at hand takes; the first take those left over."""
-    turns, rest = divmod(work, lax.axis_size("program"))
-    turns = np.int32(turns)
-    if rest:
-        turns = turns + lax.convert_element_type(lax.axis_index("program") < rest, jnp.int32)
-    return turns
-
-
-def swizzled(elements: int, dtype: jax.typing.DTypeLike) -> tuple[Any, Any]:
-    """How tiles with rows of so many elements lie in shared memory."""
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    bits = jnp.finfo(dtype).bits
-    swizzle = plgpu.find_swizzle(elements * bits)
-    return (
-        plgpu.TilingTransform((8, 8 * swizzle // bits)),
-        plgpu.SwizzleTransform(swizzle),
-    )

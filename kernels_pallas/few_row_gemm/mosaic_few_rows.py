@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas import early_launch, limits
 from kernels_pallas.few_row_gemm import mosaic
+from kernels_pallas.mosaic_tiles import swizzled, turns_of
 
 TILE_N = 64  # weight rows of a tile: what the tensor cores take at once
 _LEAST_ROWS = 8  # of x, likewise
@@ -85,7 +86,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_i
     num_stages, x_stages = min(config.num_stages, steps), min(config.x_stages, steps)
     program, programs = lax.axis_index("program"), lax.axis_size("program")
     tiles_n = out_gmem.shape[2] // TILE_N
-    turns = mosaic.turns_of(tiles_n * config.splits)
+    turns = turns_of(tiles_n * config.splits)
     zero = program * np.int32(0)  # a start that is not known: the rows may end before the tile
 
     def place(turn):
@@ -177,7 +178,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_i
         lax.cond(group == 0, multiply, lambda: lax.cond(group == 1, load_x, load_weight))
 
     def tiles(stages, *shape):
-        return plgpu.SMEM((stages, *shape), dtype, transforms=mosaic.swizzled(tile_k, dtype))
+        return plgpu.SMEM((stages, *shape), dtype, transforms=swizzled(tile_k, dtype))
 
     pl.run_scoped(
         run,

@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas import dispatch, limits
 from kernels_pallas.few_row_gemm import mosaic, triton
+from kernels_pallas.mosaic_tiles import swizzled, turns_of
 
 TILE_M = 128
 _GROUPS = 2  # warp groups that multiply; one more loads x, and one the weight
@@ -91,7 +92,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_i
     group, program = lax.axis_index("group"), lax.axis_index("program")
     programs = lax.axis_size("program")
     tiles_m, tiles_n = x_gmem.shape[0] // TILE_M, out_gmem.shape[2] // tile_n
-    turns = mosaic.turns_of(tiles_m * tiles_n * config.splits)
+    turns = turns_of(tiles_m * tiles_n * config.splits)
 
     def place(turn):
         """(split, first row, first output) of a program's turn; rows change first."""
@@ -194,7 +195,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_i
         lax.cond(group < _GROUPS, multiply, lambda: lax.cond(group == _GROUPS, load_x, load_weight))
 
     def stages(*shape):
-        return plgpu.SMEM((num_stages, *shape), dtype, transforms=mosaic.swizzled(tile_k, dtype))
+        return plgpu.SMEM((num_stages, *shape), dtype, transforms=swizzled(tile_k, dtype))
 
     pl.run_scoped(
         run,
@@ -203,7 +204,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_i
         plgpu.SMEM(
             (_GROUPS, 2, _GROUP_ROWS, out_tile),
             out_dtype,
-            transforms=mosaic.swizzled(out_tile, out_dtype),
+            transforms=swizzled(out_tile, out_dtype),
         ),
         plgpu.Barrier(num_arrivals=2, num_barriers=num_stages),
         plgpu.Barrier(num_arrivals=_GROUPS, num_barriers=num_stages),

@@ -98,9 +98,7 @@ def paged_attention(
         chex.assert_type(block_mask, jnp.uint32)
     scale = dim**-0.5 if scale is None else scale
     match dispatch.parse("paged_attention", implementation):
-        case "mosaic_gpu", interpret if mosaic_block.serves(
-            q.shape, kv_pages.shape, q.dtype, plain_mask=window is None and block_mask is None
-        ):
+        case "mosaic_gpu", interpret if _serves_block(q, kv_pages, window, block_mask):
             return mosaic_block.paged_attention(
                 q,
                 kv_pages,
@@ -148,9 +146,17 @@ def plan_ahead(
     q: only its shape and dtype are read. The others: as there.
     """
     by, _ = dispatch.parse("paged_attention", implementation)
-    plain_mask = window is None and block_mask is None
-    if by != "mosaic_gpu" or not mosaic_block.serves(
-        q.shape, kv_pages.shape, q.dtype, plain_mask=plain_mask
-    ):
+    if by != "mosaic_gpu" or not _serves_block(q, kv_pages, window, block_mask):
         return None
     return mosaic_block.make_plan(q.shape, kv_pages.shape, page_table, lens)
+
+
+def _serves_block(
+    q: jax.Array | jax.ShapeDtypeStruct,
+    kv_pages: jax.Array,
+    window: int | None,
+    block_mask: jax.Array | None,
+) -> bool:
+    """Whether Mosaic's kernel of blocks attends under its name."""
+    plain_mask = window is None and block_mask is None
+    return plain_mask and mosaic_block.serves(q.shape, kv_pages.shape, q.dtype)

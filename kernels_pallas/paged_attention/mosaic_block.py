@@ -8,7 +8,6 @@ as no kernel of Pallas-Triton can, and two groups of threads take tiles in turn.
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -18,14 +17,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from kernels_pallas import limits
-from kernels_pallas.few_row_gemm.mosaic import swizzled, turns_of
+from kernels_pallas.mosaic_tiles import swizzled, turns_of
 from kernels_pallas.paged_attention import mosaic_merge, plans, triton
 from kernels_pallas.paged_attention.plans import Plan
+from kernels_pallas.paged_attention.triton import LOG2_E, MASKED
 
 TILE = 64  # rows of KV of one step, and query rows of a program: what the tensor cores take at once
 _GROUPS = 2  # warp groups that multiply; one more loads
-_MASKED = -1e30  # finite: a row with nothing visible yet stays free of inf - inf
-_LOG2_E = math.log2(math.e)
 _EIGHT = 8  # rows lie in shared memory in eights
 _DIM = 128
 _MOST_ROWS = 32  # of a batch; with more it was not measured
@@ -55,21 +53,13 @@ class _Place(NamedTuple):
 
 
 def serves(
-    q_shape: tuple[int, ...],
-    kv_shape: tuple[int, ...],
-    dtype: jax.typing.DTypeLike,
-    *,
-    plain_mask: bool,
+    q_shape: tuple[int, ...], kv_shape: tuple[int, ...], dtype: jax.typing.DTypeLike
 ) -> bool:
-    """Whether it is this kernel that is made under Mosaic's name.
-
-    q_shape, kv_shape: of q and the pages. plain_mask: there is neither a window nor a block mask.
-    """
+    """Whether it takes such q and pages, without a window or a block mask."""
     batch, block, heads, dim = q_shape
     kv_heads, page_size = kv_shape[2:4]
     return (
-        plain_mask
-        and batch <= _MOST_ROWS
+        batch <= _MOST_ROWS
         and jnp.finfo(dtype).bits == 16
         and dim == _DIM
         and block % _EIGHT == 0
@@ -372,7 +362,7 @@ def _kernel(
 
             def multiply_place(turn, before):
                 at = place(turn)
-                pl.when(at.splits > 0)(lambda: attend(at, turn, before))
+                pl.when(at.splits > 0)(lambda: attend_place(at, turn, before))
                 return before + at.tiles
 
             tiles = lax.fori_loop(np.int32(0), turns, multiply_place, np.int32(0))
@@ -383,7 +373,7 @@ def _kernel(
 
             plgpu.wait_smem_to_gmem(0)
 
-        def attend(at, turn, before):
+        def attend_place(at, turn, before):
             """before: tiles of this program's earlier turns."""
             plgpu.barrier_wait(q_loaded)
             # A thread counts the phases of a barrier by its own waits, so that a stage must always
@@ -407,13 +397,13 @@ def _kernel(
                     plgpu.commit_smem()
 
                 scores = times(q_smem, kv_smem.at[slot, 0], clean if masked else lambda: None)
-                scores = scores * np.float32(scale * _LOG2_E)
+                scores = scores * np.float32(scale * LOG2_E)
                 if masked:
                     position = first + iota(1)
                     visible = position < at.end
                     if causal:
                         visible &= position <= at.length + lax.rem(iota(0), np.int32(block))
-                    scores = jnp.where(visible, scores, _MASKED)
+                    scores = jnp.where(visible, scores, MASKED)
                 m_next = jnp.maximum(m, jnp.max(scores, axis=1))
                 p = jnp.exp2(scores - over_columns(m_next, TILE))
                 if masked:
@@ -428,7 +418,7 @@ def _kernel(
                 return lax.div(tiles - first_tile + np.int32(_GROUPS - 1), np.int32(_GROUPS))
 
             carry = (
-                rows_layout(jnp.full((TILE,), _MASKED, jnp.float32)),
+                rows_layout(jnp.full((TILE,), MASKED, jnp.float32)),
                 rows_layout(jnp.zeros((TILE,), jnp.float32)),
                 plgpu.layout_cast(jnp.zeros((TILE, dim), jnp.float32), plgpu.Layout.WGMMA),
             )

@@ -17,8 +17,8 @@ from kernels_pallas.early_launch import program_id
 from kernels_pallas.paged_attention import mosaic_merge
 from kernels_pallas.paged_attention.plans import make_plan
 
-_MASKED = -1e30  # finite: a row with nothing visible yet stays free of inf - inf
-_LOG2_E = math.log2(math.e)
+MASKED = -1e30  # finite: a row with nothing visible yet stays free of inf - inf
+LOG2_E = math.log2(math.e)
 
 
 class Config(NamedTuple):
@@ -267,10 +267,10 @@ def _attend(
         v = load(1, t, pages, position, keep)
         # A step ahead, so that no load of KV waits for the page's number first.
         pages = pages_of(t + 1)
-        scores = _dot(q, k.T) * (scale * _LOG2_E)
+        scores = _dot(q, k.T) * (scale * LOG2_E)
         if masked:
             visible = see(position)
-            scores = jnp.where(visible, scores, _MASKED)
+            scores = jnp.where(visible, scores, MASKED)
             # A row of the block that an earlier query must not see may hold NaN.
             sound = (jnp.abs(v.astype(jnp.float32)) < jnp.inf) | (position < length)[:, None]
             v = jnp.where(sound, v, jnp.zeros_like(v))
@@ -304,7 +304,7 @@ def _attend(
 
     carry = (
         pages_of(low),
-        jnp.full((config.tile_q,), _MASKED, jnp.float32),
+        jnp.full((config.tile_q,), MASKED, jnp.float32),
         jnp.zeros((config.tile_q,), jnp.float32),
         jnp.zeros((config.tile_q, dim), jnp.float32),
     )
@@ -359,7 +359,7 @@ def _merge(
     def _add_up():
         keep = inside[None, :] & (split < splits)[:, None]
         at = ((first + split)[:, None], j, row[None, :])
-        m = pltriton.load(m_ref.at[at], mask=keep, other=_MASKED)
+        m = pltriton.load(m_ref.at[at], mask=keep, other=MASKED)
         total = pltriton.load(total_ref.at[at], mask=keep, other=0.0)
         at = ((first + split)[:, None, None], j, row[None, :, None], lane[None])
         acc = pltriton.load(acc_ref.at[at], mask=keep[:, :, None], other=0.0)
