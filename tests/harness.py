@@ -270,12 +270,12 @@ class Call(NamedTuple):
 
 def intercept(engine: Engine, around) -> None:
     """Puts `around(kind, mode, step, params, state, packed)` in place of each program."""
-    for mode, steps in list(engine._steps.items()):
+    for mode, steps in list(engine._programs.steps.items()):
         wrapped = {
             kind: functools.partial(around, kind, mode, step) if step is not None else None
             for kind, step in steps._asdict().items()
         }
-        engine._steps[mode] = Steps(**wrapped)
+        engine._programs.steps[mode] = Steps(**wrapped)
 
 
 def record(engine: Engine) -> list[Call]:

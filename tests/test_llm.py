@@ -326,9 +326,9 @@ def test_a_fault_of_the_relay_ends_the_request_that_it_hits(llm):
     (slot,) = [
         slot for slot, seq in engine._running.items() if seq.request.request_id == stream.request_id
     ]
-    relay = engine._state.future_map
+    relay = engine._programs.state.future_map
     broken = relay.replace(seq_lens=relay.seq_lens.at[slot].set(0))
-    engine._state = engine._state.replace(future_map=broken)
+    engine._programs.state = engine._programs.state.replace(future_map=broken)
     last = list(stream)[-1]
     assert last.output.outputs[0].finish_reason is FinishReason.ERROR
     assert "its length was not positive" in last.output.error

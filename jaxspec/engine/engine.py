@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from collections.abc import Sequence as TypingSequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -28,16 +27,14 @@ from jaxspec.engine.allowed import allowed_tokens
 from jaxspec.engine.device_faults import DeviceFault, StateLost, describe_fault
 from jaxspec.engine.dispatch import DecodeBatch, Dispatch, Entry
 from jaxspec.engine.draft_input import DraftInput
-from jaxspec.engine.edits import build_start_edits, pack_edits, pack_start
 from jaxspec.engine.landing import Landed
 from jaxspec.engine.logprob_output import DecodeToken
 from jaxspec.engine.pace import Pace
 from jaxspec.engine.page_table import PageTable
-from jaxspec.engine.result_room import make_room_for_results
+from jaxspec.engine.programs import Programs
 from jaxspec.engine.sequence import Detokenizer, Sequence, TextCodec
-from jaxspec.engine.staged_step import Allow, StagedStep
 from jaxspec.engine.state import EngineState
-from jaxspec.engine.steps import Step, Steps
+from jaxspec.engine.steps import Steps
 from jaxspec.future_map import (
     NON_FINITE_LOGITS,
     RelayError,
@@ -45,7 +42,6 @@ from jaxspec.future_map import (
     resolve_seq_lens_cpu,
 )
 from jaxspec.grammar import Grammars
-from jaxspec.logit_edits import EditRows
 from jaxspec.mode import Mode
 from jaxspec.request import FinishReason, Request, RequestError, RequestOutput
 
@@ -98,8 +94,7 @@ class Engine:
         self.geometry = geometry
         self.stats = EngineStats(accept_lengths=[0] * (geometry.block_size + 1))
         self.pace = pace
-        self._params, self._state, self._steps = params, state, steps
-        self._narrow_steps = narrow_steps or {}
+        self._programs = Programs(geometry, params, state, steps, narrow_steps)
         self._watch_step = watch_step
         self._make_state = make_state
         self._eos_token_ids = eos_token_ids
@@ -127,9 +122,6 @@ class Engine:
         self._faults: list[str] = []  # of the relay, found by it
         self._num_restarts = 0  # since a decode step has landed
         self._last_landed = ("prefill", 0.0)  # kind and time
-        self._stale_edits: set[int] = set()  # slots that hold what their last owner asked for
-        self._edits: EditRows | None = None  # from the first request on that needs them
-        self._room = make_room_for_results() if jax.default_backend() == "gpu" else []
 
     def _use_pool(self, pool: PagePool) -> None:
         self._pages = PageTable(self.geometry, pool, self._prefix_lookahead)
@@ -233,18 +225,16 @@ class Engine:
         width: tokens verified a row, all by default.
         """
         packed, width = _as_served(kind, packed), width or self.geometry.block_size
-        jax.block_until_ready(self._call(kind, packed, mode, width, self._allow_all))
+        output = self._programs.call(kind, packed, mode, width, self._allow_all)
+        jax.block_until_ready(output)
         self._warm.add(mode)
 
     def lower_idle(
         self, kind: str, packed: np.ndarray, *, mode: Mode, width: int | None = None
     ) -> TypingSequence[Lowered]:
         """What `run_idle` would compile; nothing where a step is no jitted function."""
-        step = self._program(kind, mode, width or self.geometry.block_size)
-        arguments = self._arguments(kind, _as_served(kind, packed), mode, self._allow_all)
-        if isinstance(step, StagedStep):
-            return step.lower(*arguments)
-        return [step.lower(*arguments)] if hasattr(step, "lower") else []
+        packed, width = _as_served(kind, packed), width or self.geometry.block_size
+        return self._programs.lower(kind, packed, mode, width, self._allow_all)
 
     def _allow_all(self, tokens: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
         return allowed_tokens([], tokens, parents, self.geometry.vocab_size)
@@ -273,7 +263,7 @@ class Engine:
             seq.slot = self._free_slots.popleft()
             self._published_lens[seq.slot] = seq.prefill_len - 1
             if seq.edits_row is not None:
-                self._write_edits(seq.slot, seq.edits_row, seq)
+                self._programs.write_edits(seq.slot, seq.edits_row, seq)
             self._prefilling.append(seq)
 
     def _plan_prefill(self) -> list[Tile]:
@@ -420,7 +410,8 @@ class Engine:
         seqs = [*self._running.values(), *self._prefilling]
         message = describe_fault(error, "while requests ran")
         log.warning("%s; %d requests are computed again", message, len(seqs))
-        self._state = self._edits = self._batch = None
+        self._programs.drop()
+        self._batch = None
         self._in_flight.clear()
         self._in_flight_rows[:] = 0
         for seq in reversed(seqs):
@@ -434,7 +425,7 @@ class Engine:
         try:
             if self._make_state is None:
                 raise error
-            self._state = self._make_state()
+            self._programs.state = self._make_state()
         except jax.errors.JaxRuntimeError:
             self._fail([*self._by_id.values()], message)
             outputs = [seq.output() for seq in self._changed.values()]
@@ -479,10 +470,10 @@ class Engine:
             return allowed_tokens(entries, tokens, parents, self.geometry.vocab_size)
 
         try:
-            output = self._call(kind, packed, mode, width, allow)
+            output = self._programs.call(kind, packed, mode, width, allow)
             output.copy_to_host_async()
         except jax.errors.JaxRuntimeError as error:
-            if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
+            if self._programs.is_state_lost:
                 raise StateLost(error) from error
             self._in_flight_rows[slots] -= max_commit
             for seq, _ in entries:
@@ -504,56 +495,6 @@ class Engine:
                 tiles=tiles,
             )
         )
-
-    def _call(
-        self, kind: str, packed: np.ndarray | jax.Array, mode: Mode, width: int, allow: Allow
-    ) -> jax.Array:
-        """Runs a program; those of modes without edits never see the edits' rows.
-
-        allow: asked in modes with grammars alone.
-        """
-        step = self._program(kind, mode, width)
-        state, output = step(*self._arguments(kind, packed, mode, allow))
-        if mode.edits:
-            self._edits, state = state.edits, state.replace(edits=None)
-        self._state = state
-        return output
-
-    def _program(self, kind: str, mode: Mode, width: int) -> Step | StagedStep:
-        is_narrow = kind != "prefill" and width < self.geometry.block_size
-        steps = self._narrow_steps[width] if is_narrow else self._steps
-        return getattr(steps[mode], kind)
-
-    def _arguments(
-        self, kind: str, packed: np.ndarray | jax.Array, mode: Mode, allow: Allow
-    ) -> tuple[Any, ...]:
-        state, asked = self._state, ()
-        if mode.edits:
-            self._freshen_edits()
-            state = state.replace(edits=self._edits)
-        if mode.constrained and kind == "decode":
-            asked = (allow,)
-        elif mode.constrained:
-            words = allow(np.zeros((len(packed), 1), np.int32), None).view(np.int32)
-            packed = np.concatenate([packed, words[:, 0]], axis=1)
-        return self._params, state, packed, *asked
-
-    def _freshen_edits(self) -> None:
-        """Makes the rows of slots neutral that no longer belong to who asked for edits."""
-        if self._edits is None:
-            self._write_edits(0, pack_edits(self.geometry))
-        for slot in list(self._stale_edits):
-            self._write_edits(slot, pack_edits(self.geometry))
-
-    def _write_edits(self, slot: int, edits: np.ndarray, seq: Sequence | None = None) -> None:
-        """Writes a slot's edits, for a request that begins there, or neutral ones."""
-        if self._edits is None:
-            size = self.geometry.num_slots + 1
-            self._edits = EditRows.neutral(size, self.geometry.vocab_size)
-        self._stale_edits.discard(slot)
-        texts = (seq.request.prompt_token_ids, seq.output_ids) if seq else ((), ())
-        packed = pack_start(edits, self.geometry, slot, *texts)
-        self._edits = build_start_edits(self.geometry)(self._edits, packed)
 
     def _land_all(self, *, keep: int = 0) -> None:
         """Reads and commits the results that are on their way, but for the newest `keep`."""
@@ -662,7 +603,7 @@ class Engine:
 
     def _release(self, seq: Sequence) -> None:
         if seq.edits_row is not None:
-            self._stale_edits.add(seq.slot)
+            self._programs.leave_edits(seq.slot)
         self._free_slots.append(seq.slot)
         seq.slot = 0
 

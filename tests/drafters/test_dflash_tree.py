@@ -243,7 +243,7 @@ def test_the_drafters_rows_are_those_of_the_text():
                 [t, p, 2 * checksum(tokens[: p + 1])] for p, t in enumerate(tokens)
             ]
             context = np.asarray(project(params().drafter, features, CONFIG))[0, : len(tokens)]
-            for layer, pages in enumerate(engine._state.drafter_state):
+            for layer, pages in enumerate(engine._programs.state.drafter_state):
                 table = engine._pages.table[slot]
                 values = rows_of(pages, table, len(tokens))[1]
                 np.testing.assert_allclose(

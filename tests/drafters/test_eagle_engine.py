@@ -168,11 +168,11 @@ def test_a_step_keeps_shapes_and_dtypes_with_64_bit_types(x64):
     prefill = empty_prefill_batch(4, engine.geometry)
     decode = np.zeros((4, 1 + engine.geometry.pages_per_slot), np.int32)
     for step, packed in (
-        (engine._steps[Mode.GREEDY].prefill, prefill),
-        (engine._steps[Mode.SAMPLED].decode, decode),
+        (engine._programs.steps[Mode.GREEDY].prefill, prefill),
+        (engine._programs.steps[Mode.SAMPLED].decode, decode),
     ):
-        state, _ = jax.eval_shape(step, engine._params, engine._state, packed)
-        chex.assert_trees_all_equal_shapes_and_dtypes(state, engine._state)
+        state, _ = jax.eval_shape(step, engine._programs.params, engine._programs.state, packed)
+        chex.assert_trees_all_equal_shapes_and_dtypes(state, engine._programs.state)
 
 
 def check_relay(engine: Engine, asked, dense, features_of, num_drafts: int) -> int:
@@ -182,7 +182,7 @@ def check_relay(engine: Engine, asked, dense, features_of, num_drafts: int) -> i
     checked = 0
     while engine.has_unfinished:
         engine.step()
-        relay = jax.device_get(engine._state.future_map)
+        relay = jax.device_get(engine._programs.state.future_map)
         for slot, seq in engine._running.items():
             tokens = [*seq.request.prompt_token_ids, *seq.output_ids]
             assert relay.seq_lens[slot] == len(tokens) - 1

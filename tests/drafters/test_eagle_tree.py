@@ -178,7 +178,7 @@ def test_what_is_relayed_equals_recomputation_from_the_text():
     checked = 0
     while engine.has_unfinished:
         engine.step()
-        relay = jax.device_get(engine._state.future_map)
+        relay = jax.device_get(engine._programs.state.future_map)
         for slot, seq in engine._running.items():
             tokens = [*seq.request.prompt_token_ids, *seq.output_ids]
             features = [[t, p, 2 * checksum(tokens[: p + 1])] for p, t in enumerate(tokens[:-1])]

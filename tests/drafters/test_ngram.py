@@ -137,7 +137,9 @@ def test_only_committed_tokens_enter_the_history():
 def test_a_repeating_text_is_drafted_in_full():
     """A target that says 5 for ever: nothing to look up at first, then whole blocks."""
     engine = make_engine("ngram")
-    engine._params = engine._params.replace(target=jnp.zeros((NUM_STATES, VOCAB)).at[:, 5].set(1))
+    engine._programs.params = engine._programs.params.replace(
+        target=jnp.zeros((NUM_STATES, VOCAB)).at[:, 5].set(1)
+    )
     output = run(engine, request("a", [1, 2], max_tokens=18))["a"]
     assert tokens_of(output) == [5] * 18
     assert output.metrics.accept_lengths == [1, 8, 8]

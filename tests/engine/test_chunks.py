@@ -71,13 +71,13 @@ def states_at_edges(engine, asked):
     while engine._prefilling:
         engine._dispatch_prefill()
         (seq,) = [*engine._prefilling, *engine._running.values()]
-        pools = [*engine._state.kv, *engine._state.drafter_state]
+        pools = [*engine._programs.state.kv, *engine._programs.state.drafter_state]
         locs = [seq.pages[p // PAGE] * PAGE + p % PAGE for p in range(seq.num_prefilled)]
         rows = []
         for pool in pools:
             flat = np.asarray(pool)[:, 0, 0].reshape(-1, pool.shape[-1])
             rows.append(flat[locs])
-        carry = jax.device_get(engine._state.future_map.carry)["checksum"][seq.slot]
+        carry = jax.device_get(engine._programs.state.future_map.carry)["checksum"][seq.slot]
         edges.append((seq.num_prefilled, rows, carry))
     return edges
 

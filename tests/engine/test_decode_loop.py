@@ -48,12 +48,14 @@ def run_both_ways(limits):
     loop, packed = engine_after_prefill(asked)
     single, same = engine_after_prefill(asked)
     assert packed.tolist() == same.tolist()
-    loop_state, loop_output = loop._steps[Mode.GREEDY].decode_loop(
-        loop._params, loop._state, packed
+    loop_state, loop_output = loop._programs.steps[Mode.GREEDY].decode_loop(
+        loop._programs.params, loop._programs.state, packed
     )
-    state, outputs = single._state, []
+    state, outputs = single._programs.state, []
     for _ in range(LOOP_STEPS):
-        state, output = single._steps[Mode.GREEDY].decode(single._params, state, packed)
+        state, output = single._programs.steps[Mode.GREEDY].decode(
+            single._programs.params, state, packed
+        )
         outputs.append(np.asarray(output))
     return packed, (loop_state, np.asarray(loop_output)), (state, np.stack(outputs))
 

@@ -204,8 +204,10 @@ def test_other_errors_at_start_stay_as_they_are():
 def test_a_drafter_with_damaged_weights_changes_no_text():
     """Its drafts are wrong; whatever they are, the target decides."""
     engine = make_engine(accepts=7)
-    broken = engine._params.drafter._replace(table=engine._params.drafter.table * np.nan)
-    engine._params = engine._params.replace(drafter=broken)
+    broken = engine._programs.params.drafter._replace(
+        table=engine._programs.params.drafter.table * np.nan
+    )
+    engine._programs.params = engine._programs.params.replace(drafter=broken)
     asked = request("a", [3, 1], max_tokens=24, ignore_eos=True)
     output = run(engine, asked)["a"]
     check({"a": output}, asked)

@@ -116,7 +116,7 @@ def test_only_batches_with_an_edited_row_run_the_programs_of_edits():
     engine = told_engine(edited, plain)
     calls = record(engine)
     run(engine, plain)
-    assert engine._edits is None, "rows of edits take no memory before somebody needs them"
+    assert engine._programs.edits is None, "rows of edits take no memory before somebody needs them"
     assert {call.mode for call in calls} == {Mode.GREEDY}
     calls.clear()
     run(engine, plain, edited)

@@ -31,7 +31,9 @@ SECOND = request("second", [7, 7], max_tokens=20, ignore_eos=True)
 
 def change_relay(engine, change):
     """Puts `change(future_map)` in place of the relay, between two steps."""
-    engine._state = engine._state.replace(future_map=change(engine._state.future_map))
+    engine._programs.state = engine._programs.state.replace(
+        future_map=change(engine._programs.state.future_map)
+    )
 
 
 def read(relay: FutureMap) -> FutureMap:
@@ -104,7 +106,9 @@ def engine_with_bad_states(*states, accepts=0, **settings):
     bad = table.copy()
     bad[list(states)] = float("nan")
     script = jnp.asarray(script_of(accepts))
-    engine._params = ModelParams(jnp.asarray(bad), ScriptedParams(script, jnp.asarray(table)))
+    engine._programs.params = ModelParams(
+        jnp.asarray(bad), ScriptedParams(script, jnp.asarray(table))
+    )
     return engine
 
 
@@ -192,7 +196,7 @@ def test_a_released_slot_has_no_errors_of_its_last_owner():
     bad = state_after(FIRST, 2)
     engine = engine_with_bad_states(bad)
     run(engine, FIRST)
-    assert int(engine._state.future_map.errors[1]) == 8
+    assert int(engine._programs.state.future_map.errors[1]) == 8
     others = [request(f"o{i}", [i], max_tokens=5) for i in range(12)]
     others = [each for each in others if bad not in states_of(each)][:6]
     check(run(engine, *others), *others)

@@ -71,7 +71,7 @@ def test_what_is_left_of_a_request_that_ends_inside_a_block(end, accepts, overla
         first = run(engine, asked)["first"]
         assert tokens_of(first) == PLAIN[:count]
         assert first.outputs[0].finish_reason == reason
-        engine._params = text_engine(accepts=accepts)._params
+        engine._programs.params = text_engine(accepts=accepts)._programs.params
         num_cached = follow(engine, PROMPT + going_on, accepts)
         # Of the last token there is no KV; a failed request's is not kept.
         assert num_cached == (0 if reason == "error" else (len(PROMPT) + count - 1) // PAGE * PAGE)

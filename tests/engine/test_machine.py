@@ -220,7 +220,7 @@ class EngineMachine(RuleBasedStateMachine):
         for output in drain(self.engine, max_steps=5000).values():
             self.note(output)
         self.engine.check_idle()
-        errors = np.asarray(self.engine._state.future_map.errors)
+        errors = np.asarray(self.engine._programs.state.future_map.errors)
         assert not (errors & ~(NON_FINITE_LOGITS if self.bad else 0)).any()
         for name, asked in self.asked.items():
             want, reason = self.wanted(name)

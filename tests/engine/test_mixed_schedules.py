@@ -115,7 +115,7 @@ def engine_of(kind: str, *, caching=True, overlap=True, **sizes) -> Engine:
 
 def drafts_now(engine: Engine):
     """(sequence, tokens before its last drafts, bonus token and drafts) of what runs."""
-    _, drafts, lens = engine._state.drafter_state
+    _, drafts, lens = engine._programs.state.drafter_state
     drafts, lens = np.asarray(drafts), np.asarray(lens)
     return [
         (seq, int(lens[slot]), drafts[slot].tolist())

@@ -74,10 +74,10 @@ def test_kv_and_carry_equal_those_of_always_drafting():
             engine.step()
             if 1 in engine._running:
                 seq, length = engine._running[1], int(engine._published_lens[1])
-                pool = np.asarray(engine._state.drafter_state[0])[:, 0, 0]
+                pool = np.asarray(engine._programs.state.drafter_state[0])[:, 0, 0]
                 locs = [seq.pages[p // PAGE] * PAGE + p % PAGE for p in range(length)]
                 kv = pool.reshape(-1, pool.shape[-1])[locs].tolist()
-                carry = np.asarray(engine._state.future_map.carry["checksum"])[1].tolist()
+                carry = np.asarray(engine._programs.state.future_map.carry["checksum"])[1].tolist()
                 rows[length] = kv, carry
         states.append(rows)
     common = states[0].keys() & states[1].keys()

@@ -128,13 +128,13 @@ def test_a_failed_requests_pages_are_not_taken():
     """What made its logits infinite may lie in them."""
     engine = make_engine()
     first = request("first", PROMPT, ignore_eos=True, max_tokens=16)
-    params = engine._params
+    params = engine._programs.params
     run(engine, request("before", PROMPT[:5]))
     engine.add_request(first)
     engine.step()
-    engine._params = params.replace(target=params.target * jax.numpy.nan)
+    engine._programs.params = params.replace(target=params.target * jax.numpy.nan)
     assert drain(engine)["first"].outputs[0].finish_reason is FinishReason.ERROR
-    engine._params = params
+    engine._programs.params = params
     second = request("second", PROMPT)
     outputs = run(engine, second)
     check(outputs, second)

@@ -82,7 +82,7 @@ def test_nothing_compiles_after_warm_up(drafter, sampled, options):
     assert compiling == sorted(compiling)
     assert (compiling[0], compiling[-1]) == (("compiling", 0, total), ("compiling", total, total))
     assert seen[len(compiling) :] == [("warming up", done, total) for done in range(total + 1)]
-    families = [engine._steps[mode] for mode in MODES[: 2 if sampled else 1]]
+    families = [engine._programs.steps[mode] for mode in MODES[: 2 if sampled else 1]]
     sizes = [(step.prefill._cache_size(), step.decode._cache_size()) for step in families]
     for asked in workload(sampled):  # what the oracle compiles must not count
         check(
@@ -117,7 +117,7 @@ def test_warm_up_changes_no_row_of_a_request():
     engine = make_engine()
     fresh = jax.device_get(init_state(engine.geometry, *models_of("scripted")).future_map)
     warmup(engine, modes=MODES[:1])
-    warm = jax.device_get(engine._state.future_map)
+    warm = jax.device_get(engine._programs.state.future_map)
     for name in ("output_tokens", "seq_lens", "errors"):
         assert getattr(warm, name).tolist() == getattr(fresh, name).tolist()
     check(run(engine, *workload(False)), *workload(False))
@@ -131,14 +131,14 @@ def models_of(drafter, block=BLOCK):
 def test_the_state_of_before_is_deleted_by_a_step(kind):
     """F12: whoever holds on to it gets an error, not old or foreign values."""
     engine = make_engine(split=kind == "split")
-    before = jax.tree.leaves(engine._state)
+    before = jax.tree.leaves(engine._programs.state)
     if kind == "prefill":
         engine.run_idle("prefill", empty_prefill_batch(4, engine.geometry), mode=Mode.GREEDY)
     else:
         packed = np.zeros((4, 1 + engine.geometry.pages_per_slot), np.int32)
         engine.run_idle("decode", packed, mode=Mode.GREEDY)
     assert all(leaf.is_deleted() for leaf in before)
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(engine._params))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(engine._programs.params))
     with pytest.raises(RuntimeError, match="deleted"):
         np.asarray(before[0])
 
@@ -178,7 +178,7 @@ def test_the_host_reads_one_small_output_a_dispatch_and_nothing_else(overlap):
         return Sealed(state), outputs[-1]
 
     intercept(engine, around)
-    engine._state = Sealed(engine._state)
+    engine._programs.state = Sealed(engine._programs.state)
     asked = [request(f"r{i}", [i] * 5, max_tokens=9, ignore_eos=True) for i in range(4)]
     with jax.transfer_guard_device_to_host("disallow"):  # no effect where host memory is shared
         results = run(engine, *asked)
@@ -224,8 +224,11 @@ def test_the_toy_programs_work_in_place(kind):
     engine = make_engine(decode_steps=LOOP_STEPS)
     geometry = engine.geometry
     packed = empty_prefill_batch(4, geometry) if kind == "prefill" else decode_batch(geometry)
-    step = getattr(engine._steps[Mode.GREEDY], kind)
-    assert_in_place(compiled(step, engine._params, engine._state, packed), engine._state)
+    step = getattr(engine._programs.steps[Mode.GREEDY], kind)
+    assert_in_place(
+        compiled(step, engine._programs.params, engine._programs.state, packed),
+        engine._programs.state,
+    )
 
 
 def assert_split_in_place(geometry, target, drafter, params, state):
@@ -240,7 +243,9 @@ def assert_split_in_place(geometry, target, drafter, params, state):
 
 def test_the_split_programs_work_in_place():
     engine = make_engine()
-    assert_split_in_place(engine.geometry, *models_of("scripted"), engine._params, engine._state)
+    assert_split_in_place(
+        engine.geometry, *models_of("scripted"), engine._programs.params, engine._programs.state
+    )
 
 
 LLAMA = dataclasses.replace(checkpoints.CONFIGS["llama"], num_layers=1)
@@ -275,7 +280,7 @@ def trace(mode, on_publish=None):
     target, drafter = models_of("scripted")
     step = build_decode_step(geometry, target, drafter, mode=mode, on_publish=on_publish)
     engine = make_engine()
-    return step.trace(engine._params, engine._state, decode_batch(geometry))
+    return step.trace(engine._programs.params, engine._programs.state, decode_batch(geometry))
 
 
 def test_a_greedy_step_draws_no_noise_and_filters_nothing():
@@ -341,7 +346,9 @@ def test_published_lengths_are_those_of_the_relay():
     engine.step()
     packed = decode_batch(geometry)
     packed[0, 0], packed[0, 1:] = 1, engine._pages.table[1]
-    relay, pending, published = jax.jit(lengths)(engine._params, engine._state, packed)
+    relay, pending, published = jax.jit(lengths)(
+        engine._programs.params, engine._programs.state, packed
+    )
     assert relay[0] == pending[0] == published[0] > 4
     assert relay[1:].tolist() == [1, 1, 1]
 
@@ -357,7 +364,9 @@ def test_the_drafter_is_handed_rejected_places_in_the_null_page():
     packed = decode_batch(geometry)
     for row in (1, 2):
         packed[row, 0], packed[row, 1:] = row, engine._pages.table[row]
-    _, pending, output = jax.jit(verify_half)(engine._params, engine._state, packed)
+    _, pending, output = jax.jit(verify_half)(
+        engine._programs.params, engine._programs.state, packed
+    )
     committed = pending.ingest.num_valid.tolist()
     assert committed == [0, 0, 1, 0], "row 1 has ended, row 2 ends with this token"
     pages = (pending.ingest.block.kv_locs // PAGE).tolist()
@@ -377,8 +386,10 @@ def test_a_row_that_ended_on_the_device_writes_no_kv():
     engine.step()
     packed[:] = calls[-1].packed  # the step in which it ended, once more
     pages = packed[0, 1:][packed[0, 1:] > 0]
-    before = jax.device_get([pool[pages] for pool in engine._state.kv])
-    state, output = engine._steps[Mode.GREEDY].decode(engine._params, engine._state, packed)
+    before = jax.device_get([pool[pages] for pool in engine._programs.state.kv])
+    state, output = engine._programs.steps[Mode.GREEDY].decode(
+        engine._programs.params, engine._programs.state, packed
+    )
     after = jax.device_get([pool[pages] for pool in state.kv])
     assert output[0, BLOCK:].tolist() == [0, 0, 1, 0], "frozen: nothing committed"
     for old, new in zip(before, after, strict=True):

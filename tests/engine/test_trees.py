@@ -153,9 +153,9 @@ def test_slots_change_hands_after_ends_and_aborts(overlap):
 def test_a_step_keeps_shapes_and_dtypes_with_64_bit_types(x64, mode, force_accept):
     engine = make_engine("tree", force_accept=force_accept)
     packed = np.zeros((4, 1 + engine.geometry.pages_per_slot), np.int32)
-    step = engine._steps[mode].decode
-    state, output = jax.eval_shape(step, engine._params, engine._state, packed)
-    chex.assert_trees_all_equal_shapes_and_dtypes(state, engine._state)
+    step = engine._programs.steps[mode].decode
+    state, output = jax.eval_shape(step, engine._programs.params, engine._programs.state, packed)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, engine._programs.state)
     assert (output.shape, output.dtype) == ((4, NODES + 4), np.int32)
 
 

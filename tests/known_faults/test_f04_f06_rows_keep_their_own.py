@@ -53,10 +53,10 @@ def test_a_piece_of_a_prompt_writes_no_row_of_the_relay():
     engine = make_engine()
     engine.add_request(request("long", list(range(25))))
     engine._admit()
-    relay_and_limits = (engine._state.future_map, engine._state.limits)
+    relay_and_limits = (engine._programs.state.future_map, engine._programs.state.limits)
     before = jax.device_get(jax.tree.map(lambda leaf: leaf[1:], relay_and_limits))
     engine._dispatch_prefill()
-    relay_and_limits = (engine._state.future_map, engine._state.limits)
+    relay_and_limits = (engine._programs.state.future_map, engine._programs.state.limits)
     after = jax.device_get(jax.tree.map(lambda leaf: leaf[1:], relay_and_limits))
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         assert old.tolist() == new.tolist()
@@ -78,10 +78,12 @@ def test_rows_outside_a_step_keep_every_bit():
         engine.add_request(asked)
     engine.step()
     table = engine._pages.table.copy()
-    before = [rows_of_state(engine._state, table, slot) for slot in (1, 2, 3)]
+    before = [rows_of_state(engine._programs.state, table, slot) for slot in (1, 2, 3)]
     plan = engine._draft_input.filter_batch({2})
     packed = pack_decode(plan, engine.geometry, table)
-    state, _ = engine._steps[Mode.GREEDY].decode(engine._params, engine._state, packed)
+    state, _ = engine._programs.steps[Mode.GREEDY].decode(
+        engine._programs.params, engine._programs.state, packed
+    )
     after = [rows_of_state(state, table, slot) for slot in (1, 2, 3)]
     same = [
         all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))

@@ -26,7 +26,7 @@ def prefilled(calls):
 
 def kv_of(engine, pages):
     """Target's and drafter's KV of pages."""
-    pools = [*engine._state.kv, *engine._state.drafter_state]
+    pools = [*engine._programs.state.kv, *engine._programs.state.drafter_state]
     return np.concatenate([np.asarray(pool[np.array(pages)]).ravel() for pool in pools])
 
 

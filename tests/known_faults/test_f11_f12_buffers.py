@@ -76,8 +76,10 @@ def test_the_page_table_may_change_right_after_a_dispatch():
 def test_one_buffer_in_two_leaves_cannot_be_donated():
     """F12: jax refuses it; `test_state.py` shows that no state is built like this."""
     engine = make_engine()
-    relay = engine._state.future_map
-    engine._state = engine._state.replace(future_map=relay.replace(errors=relay.seq_lens))
+    relay = engine._programs.state.future_map
+    engine._programs.state = engine._programs.state.replace(
+        future_map=relay.replace(errors=relay.seq_lens)
+    )
     with pytest.raises(Exception, match="donate the same buffer twice"):
         engine.run_idle("prefill", empty_prefill_batch(4, engine.geometry), mode=Mode.GREEDY)
 

@@ -44,11 +44,11 @@ def test_steps_of_padding_alone_leave_live_rows_as_they_are(mode):
     for each in asked:
         engine.add_request(each)
     engine.step()
-    before = jax.device_get((engine._state.future_map, engine._state.limits))
+    before = jax.device_get((engine._programs.state.future_map, engine._programs.state.limits))
     width = 1 + engine.geometry.pages_per_slot
     engine.run_idle("decode", np.zeros((4, width), np.int32), mode=mode)
     engine.run_idle("prefill", empty_prefill_batch(4, engine.geometry), mode=mode)
-    after = jax.device_get((engine._state.future_map, engine._state.limits))
+    after = jax.device_get((engine._programs.state.future_map, engine._programs.state.limits))
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         assert np.array_equal(old[1:], new[1:])
         assert np.isfinite(new.astype(np.float64)).all()
