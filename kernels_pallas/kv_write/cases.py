@@ -23,7 +23,7 @@ class Case(NamedTuple):
     head_dim: int = 64
     page_size: int = 16
     dtype: str = "float32"
-    norm: bool = True
+    normed: str = "qk"  # heads that have a norm
     max_position: int = 40_000
     padding_rows: int = 0
     num_layers: int | None = None  # norms to choose from; None: one of each, no choice
@@ -32,9 +32,11 @@ class Case(NamedTuple):
 CASES = (
     Case("one token", 1, 1),
     Case("padding", padding_rows=2),
-    Case("nine and three heads", heads=9, kv_heads=3, norm=False),
+    Case("nine and three heads", heads=9, kv_heads=3, normed=""),
     Case("head size 128, bfloat16", heads=8, head_dim=128, dtype="bfloat16"),
-    Case("float16 without norms", heads=2, kv_heads=1, dtype="float16", norm=False),
+    Case("float16 without norms", heads=2, kv_heads=1, dtype="float16", normed=""),
+    Case("a norm of q alone", normed="q"),
+    Case("a norm of k alone", normed="k"),
     Case("many tokens", 33, 8, page_size=32),
     Case("third of four layers", num_layers=4),
     Case("far positions", 2, 13, page_size=128, max_position=131_072),
@@ -57,9 +59,9 @@ def make_inputs(case: Case) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
     stack = () if case.num_layers is None else (case.num_layers,)
     norms = [
         array(1 + 0.1 * rng.standard_normal((*stack, case.head_dim)), case.dtype)
-        if case.norm
+        if which in case.normed
         else None
-        for _ in range(2)
+        for which in "qk"
     ]
     static = {"num_heads": case.heads, "num_kv_heads": case.kv_heads}
     static |= {"q_norm": norms[0], "k_norm": norms[1], "eps": 1e-6}

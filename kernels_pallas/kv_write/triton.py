@@ -105,22 +105,30 @@ def _kernel(
 ):
     heads, dim = qkv_ref.shape[1:]
     num_kv_heads, page_size = kv_ref.shape[2:4]
+    # What is loaded behind a sum over threads or a store waits for it, so all loads come first.
     token = program_id(0, early_launch)
     layer = [pltriton.load(ref.at[jnp.int32(0)]) for ref in layer_refs]
+    loc = pltriton.load(kv_locs_ref.at[token])
+    angles = load_angles(positions_ref, token, inv_freq_ref)
     head = pl.program_id(1) * tile + jnp.arange(tile, dtype=jnp.int32)
     is_q, is_v = head < num_heads, head >= num_heads + num_kv_heads
     halves = load_halves(lambda lane: qkv_ref.at[token, head[:, None], lane], dim, head < heads)
+    norms = [
+        load_weight(lambda lane, ref=ref: ref.at[(*layer, lane)], dim)
+        for refs in norm_refs
+        for ref in refs
+    ]
     x = halves
-    for refs, of_these in zip(norm_refs, (is_q, ~is_q), strict=True):
-        if refs:
-            normed = normalize(halves, lambda lane, ref=refs[0]: ref.at[(*layer, lane)], eps)
-            x = tuple(
-                jnp.where(of_these[:, None], new, old) for new, old in zip(normed, x, strict=True)
-            )
-    x = rotate(x, pltriton.load(positions_ref.at[token]), inv_freq_ref)
+    if len(norms) == 2:
+        weight = tuple(jnp.where(is_q[:, None], *pair) for pair in zip(*norms, strict=True))
+        x = normalize(halves, weight, eps)
+    elif norms:
+        has_norm = is_q if norm_refs[0] else ~is_q
+        normed = normalize(halves, norms[0], eps)
+        x = tuple(jnp.where(has_norm[:, None], *pair) for pair in zip(normed, x, strict=True))
+    x = rotate(x, angles)
     x = tuple(jnp.where(is_v[:, None], old, new) for new, old in zip(x, halves, strict=True))
     store_halves(lambda lane: q_ref.at[token, head[:, None], lane], x, is_q)
-    loc = pltriton.load(kv_locs_ref.at[token])
     kv_head = jnp.where(is_v, head - num_kv_heads, head) - num_heads
     store_halves(
         lambda lane: kv_ref.at[
@@ -153,23 +161,31 @@ def store_halves(at, halves, inside):
         pltriton.store(ref, x.astype(ref.dtype), mask=inside[:, None])
 
 
-def normalize(halves, weight_at, eps):
-    """RMSNorm of each row; `weight_at(lane)` points to the weight, [D]."""
-    half = halves[0].shape[1]
-    squares = sum(jnp.sum(x * x, axis=1, keepdims=True) for x in halves)
-    factor = jax.lax.rsqrt(squares / (2 * half) + eps)
-    lane = jnp.arange(half, dtype=jnp.int32)
-    weights = tuple(
-        pltriton.load(weight_at(lane + first)).astype(jnp.float32)[None, :] for first in (0, half)
+def load_weight(at, dim):
+    """The two halves, f32[1, D / 2], of the norm's weight that `at(lane)` points to."""
+    lane = jnp.arange(dim // 2, dtype=jnp.int32)
+    return tuple(
+        pltriton.load(at(lane + first)).astype(jnp.float32)[None, :] for first in (0, dim // 2)
     )
-    return tuple(x * factor * weight for x, weight in zip(halves, weights, strict=True))
 
 
-def rotate(halves, position, inv_freq_ref):
-    """Rotate-half by the angles position * inv_freq."""
+def normalize(halves, weight, eps):
+    """RMSNorm of each row; weight: its halves, f32[1 or heads, D / 2]."""
+    squares = sum(jnp.sum(x * x, axis=1, keepdims=True) for x in halves)
+    factor = jax.lax.rsqrt(squares / (2 * halves[0].shape[1]) + eps)
+    return tuple(x * factor * w for x, w in zip(halves, weight, strict=True))
+
+
+def load_angles(positions_ref, token, inv_freq_ref):
+    """The angles position * inv_freq of a token, f32[D / 2]."""
+    lane = jnp.arange(inv_freq_ref.shape[0], dtype=jnp.int32)
+    position = pltriton.load(positions_ref.at[token]).astype(jnp.float32)
+    return position * pltriton.load(inv_freq_ref.at[lane])
+
+
+def rotate(halves, angles):
+    """Rotate-half by angles f32[D / 2]."""
     first, second = halves
-    lane = jnp.arange(first.shape[1], dtype=jnp.int32)
-    angles = position.astype(jnp.float32) * pltriton.load(inv_freq_ref.at[lane])
     sin, cos = (x[None, :] for x in sin_cos(angles))
     return first * cos - second * sin, second * cos + first * sin
 

@@ -10,7 +10,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from kernels_pallas.kv_write.triton import (
+    load_angles,
     load_halves,
+    load_weight,
     normalize,
     refuses,
     rotate,
@@ -67,17 +69,19 @@ def _kernel(
     heads, dim = kv_ref.shape[2:]
     kv_heads, page_size = pages_refs[0].shape[2:4]
     token, layer = pl.program_id(0), pl.program_id(1)
+    loc = pltriton.load(kv_locs_ref.at[token])
+    angles = load_angles(positions_ref, token, inv_freq_ref)
     head = jnp.arange(tile, dtype=jnp.int32)
     is_v = head >= kv_heads
     halves = load_halves(
         lambda lane: kv_ref.at[token, layer, head[:, None], lane], dim, head < heads
     )
+    norms = [load_weight(lambda lane: norm_refs[0].at[layer, lane], dim) for _ in norm_refs]
     k = halves
-    if norm_refs:
-        k = normalize(k, lambda lane: norm_refs[0].at[layer, lane], eps)
-    k = rotate(k, pltriton.load(positions_ref.at[token]), inv_freq_ref)
+    for weight in norms:
+        k = normalize(k, weight, eps)
+    k = rotate(k, angles)
     x = tuple(jnp.where(is_v[:, None], v, k) for v, k in zip(halves, k, strict=True))
-    loc = pltriton.load(kv_locs_ref.at[token])
 
     def write(pages_ref):
         store_halves(

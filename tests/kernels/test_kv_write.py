@@ -59,7 +59,7 @@ def test_values_are_written_as_they_are(implementation):
 
 
 def test_position_zero_without_norms_changes_nothing(implementation):
-    (qkv, pages, kv_locs, positions, inv_freq), static = small(norm=False)
+    (qkv, pages, kv_locs, positions, inv_freq), static = small(normed="")
     args = (qkv, pages, kv_locs, np.zeros_like(positions), inv_freq)
     q, _ = write(args, implementation, **static)
     np.testing.assert_array_equal(q, qkv.reshape(2, 3, 8, 64)[:, :, :4])
