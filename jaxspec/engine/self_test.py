@@ -83,7 +83,7 @@ def self_test_cases(
                 **heads,
             ),
         ),
-        ("kv_write", kv_write_cases.Case("in use", 3, block, norm=model.qk_norm, **heads)),
+        ("kv_write", kv_write_cases.Case("in use", 3, block, normed="qk" * model.qk_norm, **heads)),
         ("filter_thresholds", filter_cases.Case("in use", 6, 2, model.vocab_size)),
         *_layer_cases(geometry, model),
     ]
