@@ -76,7 +76,7 @@ def _kernel(
     halves = load_halves(
         lambda lane: kv_ref.at[token, layer, head[:, None], lane], dim, head < heads
     )
-    norms = [load_weight(lambda lane: norm_refs[0].at[layer, lane], dim) for _ in norm_refs]
+    norms = [load_weight(lambda lane, ref=ref: ref.at[layer, lane], dim) for ref in norm_refs]
     k = halves
     for weight in norms:
         k = normalize(k, weight, eps)
