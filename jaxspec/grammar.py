@@ -15,6 +15,7 @@ import numpy as np
 from jaxspec.request import RequestError, StructuredOutputsParams
 
 ALL = np.uint32(0xFFFFFFFF)
+_DEAD_END = "NoExtensionBias"  # llguidance's word for a text that no token can go on
 
 
 class Grammars:
@@ -57,9 +58,11 @@ class Grammars:
             self._tokenizer = self._make_tokenizer()
         try:
             grammar = _grammar_of(asked, LLMatcher)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise _refusal(asked, str(error)) from None
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # some are found out here alone
         if matcher.is_error():
             raise _refusal(asked, matcher.get_error())
         return Matcher(matcher)
@@ -71,7 +74,9 @@ def _grammar_of(asked: StructuredOutputsParams, matcher: Any) -> str:
     if asked.grammar is not None:
         return matcher.grammar_from_lark(asked.grammar)
     if asked.choice is not None:
-        return matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, asked.choice)))
+        # A terminal: the alternatives of a rule are followed one by one, 2,000 of them at most.
+        texts = " | ".join(map(json.dumps, asked.choice))
+        return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     schema = {"type": "object"} if asked.json_object else asked.json
     return matcher.grammar_from_json_schema(
         schema if isinstance(schema, str) else json.dumps(schema)
@@ -79,8 +84,12 @@ def _grammar_of(asked: StructuredOutputsParams, matcher: Any) -> str:
 
 
 def _refusal(asked: StructuredOutputsParams, reason: str) -> RequestError:
-    first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
-    return RequestError(f"structured_outputs.{asked.kind} cannot be used: {first_line}")
+    return RequestError(f"structured_outputs.{asked.kind} cannot be used: {_in_a_line(reason)}")
+
+
+def _in_a_line(reason: str) -> str:
+    line = (reason.strip().splitlines() or ["no reason given"])[0]
+    return "no text of this vocabulary satisfies it" if line == _DEAD_END else line
 
 
 class Matcher:
@@ -90,12 +99,18 @@ class Matcher:
         self._matcher = matcher
 
     def consume(self, tokens: Sequence[int]) -> None:
-        """Adds tokens, each of which was allowed."""
+        """Adds tokens, each of which was allowed; `error` says where the grammar takes it back."""
         for token in tokens:
-            if self._matcher.is_stopped():
+            if self._matcher.is_stopped() or not self._matcher.consume_token(token):
                 return
-            allowed = self._matcher.consume_token(token)
-            assert allowed, f"the grammar refuses what it allowed: {self._matcher.get_error()}"
+
+    @property
+    def error(self) -> str | None:
+        """Why the text cannot go on, in a line: llguidance has met a limit or refuses a token.
+
+        From then on it allows nothing but an end, which the grammar does not.
+        """
+        return _in_a_line(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def fill(
         self, allowed: np.ndarray, tokens: Sequence[int], parents: Sequence[int] | None = None

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from jaxspec.copies import Copies
-from jaxspec.engine.device_faults import DeviceFault
+from jaxspec.engine.device_faults import DeviceFault, EngineFault
 from jaxspec.engine.engine import Engine
 from jaxspec.future_map import RelayError
 from jaxspec.interrupts import held_back_interrupts
@@ -74,12 +74,12 @@ class Inbox:
 
         Ctrl-C waits until the step is whole.
         """
-        while self._dropped:
-            self.forget(self._dropped.pop())
         with held_back_interrupts():
+            while self._dropped:
+                self.forget(self._dropped.pop())
             try:
                 outputs: Sequence[RequestOutput] = self._engine.step()
-            except (RelayError, DeviceFault) as error:
+            except (RelayError, DeviceFault, EngineFault) as error:
                 # The faulty requests say so themselves; the others, if any, go on.
                 outputs = error.outputs
             outputs = self._put_together(outputs)

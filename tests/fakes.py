@@ -305,7 +305,8 @@ def letter_grammars() -> Grammars:
             tokens = tuple(b"" if i == EOS else piece for i, piece in letters().items())
 
             def __call__(self, text):
-                return encode_letters(text if isinstance(text, str) else text.decode())
+                text = text if isinstance(text, str) else text.decode()
+                return encode_letters("".join(filter(str.isalnum, text)))  # the rest has no token
 
         wrapper = llguidance.TokenizerWrapper(Spelling())
         return llguidance.LLTokenizer(wrapper, n_vocab=VOCAB, eos_token=[EOS])

@@ -116,7 +116,7 @@ def _pack_edits_of(request: Request, geometry: Geometry, tokenizer: TextCodec | 
         )
     return pack_edits(
         geometry,
-        min_len=len(request.prompt_token_ids) + params.min_tokens,
+        min_len=min(len(request.prompt_token_ids) + params.min_tokens, geometry.max_model_len),
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty,
@@ -129,12 +129,15 @@ def bad_word_ids(words: tuple[str, ...], tokenizer: TextCodec | None) -> list[tu
     """The token sequences that spell bad words, at the beginning of a text and behind a space.
 
     Raises:
-        RequestError: more of them, or longer ones, than a slot holds.
+        RequestError: more of them, or longer ones, than a slot holds, or what is no text.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word.lstrip(), " " + word.lstrip()):
-            ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+            try:
+                ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+            except ValueError as error:
+                raise RequestError(f"bad_words holds {word!r}, which is no text: {error}") from None
             if len(ids) > MAX_BAD_WORD_LEN:
                 raise RequestError(
                     f"bad_words holds {word!r}, which is {len(ids)} tokens; each may have "

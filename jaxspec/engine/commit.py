@@ -48,7 +48,7 @@ def _append_until_stop_string(
         seq.logprobs += logprobs[place : place + 1]
         seq.catch_up()
         if len(seq.output_ids) <= seq.request.params.min_tokens:
-            seq.num_unstoppable_chars = len(seq.text)
+            seq.num_searched_chars = len(seq.text)
         elif _end_at_stop_string(seq):
             return True
     return False
@@ -59,10 +59,11 @@ def _end_at_stop_string(seq: Sequence) -> bool:
     params = seq.request.params
     found = []
     for stop in params.stop:
-        begin = seq.text.find(stop, max(0, seq.num_unstoppable_chars - len(stop) + 1))
+        begin = seq.text.find(stop, max(0, seq.num_searched_chars - len(stop) + 1))
         if begin >= 0:
             found.append((begin + len(stop), -len(stop), stop))
     if not found:
+        seq.num_searched_chars = len(seq.text)
         return False
     end, _, stop = min(found)
     seq.text = seq.text[: end if params.include_stop_str_in_output else end - len(stop)]

@@ -27,6 +27,17 @@ class DeviceFault(RuntimeError):
         self.outputs = outputs
 
 
+class EngineFault(RuntimeError):
+    """A step went wrong by a fault of the engine, its cause; every request has failed with it.
+
+    The engine serves on. outputs: as `DeviceFault`'s.
+    """
+
+    def __init__(self, message: str, outputs: list):
+        super().__init__(message)
+        self.outputs = outputs
+
+
 class StateLost(Exception):
     """The engine's state went with a step that failed; inside the engine only."""
 

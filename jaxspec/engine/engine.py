@@ -24,7 +24,7 @@ from jaxspec.engine.admission import (
     request_key,
 )
 from jaxspec.engine.allowed import allowed_tokens
-from jaxspec.engine.device_faults import DeviceFault, StateLost, describe_fault
+from jaxspec.engine.device_faults import DeviceFault, EngineFault, StateLost, describe_fault
 from jaxspec.engine.dispatch import DecodeBatch, Dispatch, Entry
 from jaxspec.engine.draft_input import DraftInput
 from jaxspec.engine.landing import Landed
@@ -121,6 +121,7 @@ class Engine:
         self._changed: dict[str, Sequence] = {}  # by the step that runs
         self._faults: list[str] = []  # of the relay, found by it
         self._num_restarts = 0  # since a decode step has landed
+        self._lost: Exception | None = None  # what the state went with, until there is a new one
         self._last_landed = ("prefill", 0.0)  # kind and time
 
     def _use_pool(self, pool: PagePool) -> None:
@@ -186,14 +187,31 @@ class Engine:
 
         Raises:
             RelayError: a row of the relay was used out of turn; holds what would be returned.
-            DeviceFault: the device has failed for good, and every request with it; likewise.
+            DeviceFault: the device has failed for good, and every request with it; likewise. The
+                next step with requests tries it once more.
+            EngineFault: the step went wrong otherwise, and every request with it; likewise.
         """
         self._changed, self._faults = {}, []
         try:
+            if self._lost is not None and self._by_id:
+                self._renew_state(self._lost)
             return self._step()
         except StateLost as lost:
             self._start_over(lost.error)
-            return [seq.output() for seq in self._changed.values()]
+            return self._outputs()
+        except (RelayError, DeviceFault):
+            raise
+        except Exception as error:
+            message = f"the engine failed ({type(error).__name__}: {error}); please report it"
+            log.exception("%s", message)
+            self._end_all(message)
+            if self._programs.is_state_lost:
+                self._renew_state(error)
+            raise EngineFault(message, self._outputs()) from error
+
+    def _outputs(self) -> list[RequestOutput]:
+        """Those of the requests that the step has changed so far."""
+        return [seq.output() for seq in self._changed.values()]
 
     def _step(self) -> list[RequestOutput]:
         started, waited = time.perf_counter(), self.stats.wait_s
@@ -208,7 +226,7 @@ class Engine:
         # The newest stays on its way. A prefill beside it lands now: its first tokens are awaited.
         is_new = bool(self._in_flight) and self._in_flight[-1] is not newest
         self._land_all(keep=int(is_new and self._overlap))
-        outputs = [seq.output() for seq in self._changed.values()]
+        outputs = self._outputs()
         if not self.has_unfinished:
             self.check_idle()
         waited = self.stats.wait_s - waited
@@ -262,9 +280,18 @@ class Engine:
             seq = self._waiting.popleft()
             seq.slot = self._free_slots.popleft()
             self._published_lens[seq.slot] = seq.prefill_len - 1
-            if seq.edits_row is not None:
-                self._programs.write_edits(seq.slot, seq.edits_row, seq)
             self._prefilling.append(seq)
+            if seq.edits_row is not None:
+                self._write_edits(seq)
+
+    def _write_edits(self, seq: Sequence) -> None:
+        """Writes what an admitted request asks for; it ends where there is no room for that."""
+        try:
+            self._programs.write_edits(seq.slot, seq.edits_row, seq)
+        except jax.errors.JaxRuntimeError as error:
+            if self._programs.is_state_lost:
+                raise StateLost(error) from error
+            self._fail([seq], describe_fault(error, "writing what a request asks of its logits"))
 
     def _plan_prefill(self) -> list[Tile]:
         """Takes the next tiles of the prompts, in order, as many as one dispatch holds.
@@ -410,26 +437,57 @@ class Engine:
         seqs = [*self._running.values(), *self._prefilling]
         message = describe_fault(error, "while requests ran")
         log.warning("%s; %d requests are computed again", message, len(seqs))
-        self._programs.drop()
-        self._batch = None
-        self._in_flight.clear()
-        self._in_flight_rows[:] = 0
+        self._forget_flights()
         for seq in reversed(seqs):
             seq.num_in_flight = 0
             if not self._num_restarts:
                 self._preempt(seq)
         self._fail(seqs, message)
         self._num_restarts += 1
+        self._own_all()
+        self._renew_state(error)
+
+    def _end_all(self, message: str) -> None:
+        """Ends all requests with an error, wherever an unfinished step has left them."""
+        for seq in self._by_id.values():
+            seq.error, seq.finish_reason = message, FinishReason.ERROR
+            seq.metrics.finished_s = time.perf_counter()
+        self._changed |= self._by_id
+        self._by_id.clear()
+        self._waiting.clear()
+        self._prefilling, self._running = [], {}
+        self._draft_input = DraftInput.create_idle_input()
+        self._forget_flights()
+        self._own_all()
+
+    def _forget_flights(self) -> None:
+        """Drops what is on its way back from the device."""
+        self._batch = None
+        self._in_flight.clear()
+        self._in_flight_rows[:] = 0
+
+    def _own_all(self) -> None:
+        """Takes all slots and pages back, where no request holds any."""
         self._free_slots = deque(range(1, self.geometry.num_slots + 1))
         self._use_pool(PagePool(self._pages.pool.num_usable + 1))
+
+    def _renew_state(self, error: Exception) -> None:
+        """Builds a new state in place of one that went with `error`.
+
+        Raises:
+            DeviceFault: it cannot be built; all requests are over.
+        """
+        self._programs.drop()
+        self._lost = error
         try:
             if self._make_state is None:
-                raise error
+                raise jax.errors.JaxRuntimeError(str(error))
             self._programs.state = self._make_state()
         except jax.errors.JaxRuntimeError:
+            message = describe_fault(error, "while requests ran")
             self._fail([*self._by_id.values()], message)
-            outputs = [seq.output() for seq in self._changed.values()]
-            raise DeviceFault(message, outputs) from error
+            raise DeviceFault(message, self._outputs()) from error
+        self._lost = None
 
     @staticmethod
     def _may_go_on(seq: Sequence, length: int) -> bool:
@@ -565,7 +623,11 @@ class Engine:
             if seq.metrics.first_token_s is None:
                 seq.metrics.first_token_s = now
             landed.commit(seq, step, row)
-        if seq.finish_reason is not None:
+        if seq.matcher is not None and (reason := seq.matcher.error):
+            kind = seq.request.params.structured_outputs.kind
+            seq.error, seq.stop_reason = f"structured_outputs.{kind} cannot go on: {reason}", None
+            self._finish(seq, FinishReason.ERROR)
+        elif seq.finish_reason is not None:
             self._finish(seq, seq.finish_reason)
         elif bits:
             seq.error = describe_errors(seq.slot, bits)

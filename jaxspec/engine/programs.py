@@ -46,8 +46,8 @@ class Programs:
 
     @property
     def is_state_lost(self) -> bool:
-        """True once a program has taken the state over and failed."""
-        return any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
+        """True once a program has taken the state, or the rows of edits, over and failed."""
+        return any(leaf.is_deleted() for leaf in jax.tree.leaves((self.state, self.edits)))
 
     def drop(self) -> None:
         """Forgets what the device has lost; `state` is to be set anew."""

@@ -66,7 +66,9 @@ class Sequence:
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # the first has none
     text: str = ""  # of the tokens that were put into it, see `catch_up`
     num_told: int = 0  # of `output_ids`: tokens that `text` holds, or its detokenizer holds back
-    num_unstoppable_chars: int = 0  # a stop string that ends among them came before min_tokens
+    num_searched_chars: int = 0  # of `text`: no stop string that counts ends among them
+    total_logprob: float = 0.0  # of the first `num_added` tokens
+    num_added: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -134,10 +136,7 @@ class Sequence:
         """The request as its caller sees it now."""
         params, logprobs, total = self.request.params, None, None
         if params.logprobs is not None:
-            logprobs = list(self.logprobs)
-            total = sum(
-                entry[token].logprob for entry, token in zip(logprobs, self.output_ids, strict=True)
-            )
+            logprobs, total = list(self.logprobs), self._add_up_logprobs()
         completion = CompletionOutput(
             0,
             self.settled_text(),
@@ -160,11 +159,18 @@ class Sequence:
             of_prompt,
         )
 
+    def _add_up_logprobs(self) -> float:
+        for place in range(self.num_added, len(self.output_ids)):
+            self.total_logprob += self.logprobs[place][self.output_ids[place]].logprob
+        self.num_added = len(self.output_ids)
+        return self.total_logprob
+
     def preempt(self) -> Sequence:
         """Retires this one and returns the one that will go on from what has landed.
 
         The text goes on as it would have: the noise of a token depends on its position alone.
         """
+        self.catch_up()  # both share a detokenizer, which must not be told the same tokens twice
         self.is_preempted = True
         return replace(
             self,

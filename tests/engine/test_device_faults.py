@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 
 from jaxspec.config import ConfigError
-from jaxspec.engine.device_faults import REMEDY, DeviceFault, describe_fault, explained
+from jaxspec.engine import programs
+from jaxspec.engine.device_faults import (
+    REMEDY,
+    DeviceFault,
+    EngineFault,
+    describe_fault,
+    explained,
+)
 from jaxspec.engine.state import init_state
 from jaxspec.request import FinishReason
-from tests.fakes import build_table_target
+from tests.fakes import VOCAB, PieceDetokenizer, build_table_target
 from tests.harness import (
     PAGE,
     check,
@@ -171,16 +178,130 @@ def test_a_device_that_is_gone_ends_all_requests_with_its_error():
     assert not engine.has_unfinished
 
 
-def test_other_errors_of_a_step_are_ours():
-    engine = make_engine()
+@pytest.mark.parametrize("takes_state", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "blocking"])
+def test_other_errors_of_a_step_are_ours_and_the_engine_serves_on(
+    caplog, kind, takes_state, overlap
+):
+    engine = engine_with_spare(overlap=overlap)
+    calls = []
 
-    def around(kind, mode, step, params, state, packed):
-        raise TypeError("a fault of the engine")
+    def around(called, mode, step, params, state, packed):
+        calls.append(called)
+        result = step(params, state, packed) if takes_state or called != kind else None
+        if called == kind and calls.count(kind) == 2:
+            raise TypeError("a fault of the engine")
+        return result or step(params, state, packed)
 
     intercept(engine, around)
-    engine.add_request(ASKED[0])
-    with pytest.raises(TypeError, match="a fault of the engine"):
-        engine.step()
+    for asked in ASKED:
+        engine.add_request(asked)
+    outputs = {}
+    with pytest.raises(EngineFault, match="a fault of the engine") as fault:
+        while engine.has_unfinished:
+            outputs |= {output.request_id: output for output in engine.step()}
+    assert isinstance(fault.value.__cause__, TypeError) and "a fault of the engine" in caplog.text
+    message = "the engine failed (TypeError: a fault of the engine); please report it"
+    ended = {output.request_id: output for output in fault.value.outputs}
+    outputs |= ended
+    assert ended
+    for asked in ASKED:
+        if asked.request_id in ended:
+            assert_failed(outputs[asked.request_id], asked, message)
+        else:
+            check(outputs, asked)
+    assert not engine.has_unfinished
+    engine.check_idle()
+    check(run(engine, *ASKED), *ASKED)
+
+
+@pytest.mark.parametrize("loses", [False, True], ids=["kept", "lost"])
+@pytest.mark.parametrize("at", [1, 2])
+def test_edits_that_cannot_be_written_end_their_request_alone(monkeypatch, loses, at):
+    """Or, where the rows of all are lost with them, nobody but by the time."""
+    engine = engine_with_spare()
+    asked = [
+        request("plain", [1, 2, 3], max_tokens=20, ignore_eos=True),
+        request("first", [4, 5], max_tokens=16, ignore_eos=True, logit_bias={7: 2.0}),
+        request("second", [9] * 5, max_tokens=12, ignore_eos=True, repetition_penalty=1.3),
+    ]
+    wanted = {name: tokens_of(output) for name, output in run(make_engine(), *asked).items()}
+    real, calls = programs.build_start_edits, []
+
+    def build(geometry):
+        def write(edits, packed):
+            calls.append(1)
+            if len(calls) == at:
+                if loses:
+                    real(geometry)(edits, packed)  # which takes them
+                raise jax.errors.JaxRuntimeError(OUT_OF_MEMORY)
+            return real(geometry)(edits, packed)
+
+        return write
+
+    monkeypatch.setattr(programs, "build_start_edits", build)
+    outputs = serve(engine, asked)
+    failed = [] if loses else [["first"], ["second"]][at - 1]
+    assert [name for name, output in outputs.items() if output.error] == failed
+    for name, output in outputs.items():
+        if name not in failed:
+            assert tokens_of(output) == wanted[name]
+    engine.check_idle()
+
+
+def test_after_a_fault_of_the_device_the_next_request_tries_it_again():
+    engine = engine_with_spare()
+    make_state, builds = engine._make_state, []
+
+    def refuse_once():
+        builds.append(1)
+        if len(builds) < 3:
+            raise jax.errors.JaxRuntimeError(OUT_OF_MEMORY)
+        return make_state()
+
+    engine._make_state = refuse_once
+    Faulty(engine, "decode", {1}, keeps_state=False)
+    for _ in range(2):
+        engine.add_request(ASKED[0])
+        with pytest.raises(DeviceFault) as fault:
+            drain(engine)
+        assert [output.request_id for output in fault.value.outputs] == ["runs"]
+        assert not engine.has_unfinished
+    check(run(engine, *ASKED), *ASKED)
+
+
+def test_text_in_half_characters_is_told_once_though_the_state_is_lost():
+    """A request that is computed again goes on with what its detokenizer holds back."""
+
+    def halves():
+        return {token: "é".encode()[token % 2 : token % 2 + 1] for token in range(VOCAB)}
+
+    def serve_text(at):
+        engine = engine_with_spare(make_detokenizer=lambda _: PieceDetokenizer(halves()))
+        calls = []
+
+        def around(kind, mode, step, params, state, packed):
+            calls.append(kind)
+            result = step(params, state, packed)
+            if len(calls) == at:
+                raise jax.errors.JaxRuntimeError(OUT_OF_MEMORY)
+            return result
+
+        intercept(engine, around)
+        seen = {}
+        for each in ASKED:
+            engine.add_request(each)
+        while engine.has_unfinished:
+            for output in engine.step():
+                text = output.outputs[0].text
+                assert text.startswith(seen.get(output.request_id, "")), "taken back"
+                seen[output.request_id] = text
+        return seen
+
+    whole = serve_text(0)
+    for at in range(2, 9):
+        assert serve_text(at) == whole
 
 
 def test_memory_that_does_not_suffice_at_start_is_a_sentence():

@@ -1,5 +1,6 @@
 """Grammars restrict every position of a block, beside rows that have none."""
 
+import itertools
 import json
 import re
 
@@ -169,6 +170,15 @@ def test_rows_without_a_grammar_may_say_anything():
         (dict(json='{"type": "foo"}'), "structured_outputs.json cannot be used: Invalid type: foo"),
         (dict(json="{nonsense"), "structured_outputs.json cannot be used: "),
         (dict(grammar="start: nothing_such"), "structured_outputs.grammar cannot be used: "),
+        (dict(json={"enum": [{1, 2}]}), "structured_outputs.json cannot be used: Object of type"),
+        (
+            dict(grammar="start: x\nx: x"),
+            "structured_outputs.grammar cannot be used: no text of th",
+        ),
+        (
+            dict(json_object=True),
+            "structured_outputs.json_object cannot be used: no text of this v",
+        ),
     ],
     ids=str,
 )
@@ -185,16 +195,47 @@ def test_a_grammar_that_cannot_be_used_is_refused(asked, reason):
     [
         (dict(choice=["bad", "dab"]), "bad"),
         (dict(grammar='start: ("ab" | "d")+'), "abd"),
-        (dict(json=json.dumps({"enum": ["x"]})), None),
+        (dict(json=json.dumps({"enum": [12, 34]})), "34"),
         (dict(json={"type": "integer"}), "12"),
-        (dict(json_object=True), None),
     ],
     ids=str,
 )
 def test_each_kind_of_structure_makes_a_matcher(asked, text):
     matcher = letter_grammars().matcher(StructuredOutputsParams(**asked))
-    if text is not None:
-        matcher.consume(encode_letters(text))
+    matcher.consume(encode_letters(text))
+    assert matcher.error is None
+
+
+MANY_TEXTS = ["".join(text) for text in itertools.product("abde", repeat=6)]
+# More alternatives of a rule than llguidance follows; it finds out at the second letter.
+GIVES_UP = StructuredOutputsParams(grammar="start: " + " | ".join(map(json.dumps, MANY_TEXTS)))
+
+
+def test_a_choice_may_be_among_thousands_of_texts():
+    asked = request("a", [4, 5], structured_outputs=StructuredOutputsParams(choice=MANY_TEXTS))
+    output = run(make_engine(), asked)["a"]
+    assert output.outputs[0].finish_reason is FinishReason.STOP
+    tokens = tokens_of(output)
+    assert tokens[-1] == EOS and tokens[:-1] in map(encode_letters, MANY_TEXTS)
+
+
+def test_a_grammar_that_gives_up_amid_a_text_ends_its_request_alone():
+    for overlap in (True, False):
+        engine = make_engine(overlap=overlap, accepts=3)
+        plain = [
+            request("runs", [1, 2, 3], max_tokens=20, ignore_eos=True),
+            request("later", [9] * 5, max_tokens=12, ignore_eos=True),
+        ]
+        asked = request("gives up", [4, 5], max_tokens=12, structured_outputs=GIVES_UP)
+        outputs = run(engine, plain[0], asked, plain[1])
+        check(outputs, *plain)
+        completion = outputs["gives up"].outputs[0]
+        assert completion.finish_reason is FinishReason.ERROR
+        assert completion.stop_reason is None
+        assert outputs["gives up"].error.startswith("structured_outputs.grammar cannot go on: ")
+        assert "\n" not in outputs["gives up"].error
+        engine.check_idle()
+        check(run(engine, *plain), *plain)
 
 
 @pytest.mark.parametrize(
