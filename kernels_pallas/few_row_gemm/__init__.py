@@ -1,7 +1,7 @@
 """A matrix product of few rows that streams the weight once, with what follows it.
 
 Read `reference.py`, then `triton.py`; `mosaic_few_rows.py` for large weights, since jax 0.12; and
-`many_rows.py` and `mosaic_gpu.py` for 128 and 256 rows. Tests and `bench.py` share the shapes of
+`many_rows.py` and `mosaic_gpu.py` for 128 to 512 rows. Tests and `bench.py` share the shapes of
 `cases.py`.
 """
 

@@ -60,6 +60,7 @@ MANY_ROWS_CASES = (
     Case("256 rows, taller", 256, 6144, 128, dtype="bfloat16"),
     Case("256 rows, two parts", 256, 4096, 8320, dtype="bfloat16", num_parts=2),
     Case("256 rows, swiglu", 256, 12288, 128, swiglu=True, dtype="bfloat16"),
+    Case("512 rows, swiglu", 512, 12288, 256, swiglu=True, dtype="bfloat16"),
 )
 
 # One for each way that `mosaic_few_rows.choose` goes.

@@ -1,4 +1,4 @@
-"""Which launch serves a product of 128 or 256 rows, where one beats XLA's: NOTES.md has the sweep.
+"""Which launch serves a product of 128 to 512 rows, where one beats XLA's: NOTES.md has the sweep.
 
 At so many rows a program waits for x, which each loads from L2 for itself, as much as for the
 weight. What won on an H200 has all programs at once, one on each multiprocessor and few idle, and
@@ -35,15 +35,19 @@ def choose(
 
     outputs: of the result, with `swiglu` half the weight's rows.
     """
-    if num_rows not in (_TILE_M, 2 * _TILE_M):
+    if num_rows not in mosaic_gpu.ROWS:
         return None
     tiles_m = num_rows // _TILE_M
     if swiglu:
         config = mosaic_gpu.Config(96, 64, num_stages=5)
+        if tiles_m > 2:
+            config = mosaic_gpu.Config(128, 64, num_stages=4, loaders=1)
         programs = tiles_m * outputs // config.tile_n
         waves = -(-programs // _PROGRAMS)
         fits = outputs % config.tile_n == 0 and width % config.tile_k == 0
         return config if fits and programs >= _LEAST_FILL * waves * _PROGRAMS else None
+    if tiles_m > 2:
+        return None
     ahead = loads_ahead(num_rows)
     by_triton = tiles_m == 1 and not ahead
     for tile_n, stages, splits in _AHEAD if ahead else _TRITON if by_triton else _MOSAIC:

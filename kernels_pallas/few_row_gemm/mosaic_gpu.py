@@ -17,9 +17,10 @@ from kernels_pallas.few_row_gemm import mosaic, triton
 from kernels_pallas.mosaic_tiles import swizzled, turns_of
 
 TILE_M = 128
-_GROUPS = 2  # warp groups that multiply; one more loads x, and one the weight
+_GROUPS = 2  # warp groups that multiply; others load
 _GROUP_ROWS = TILE_M // _GROUPS
 _PROGRAMS = limits.MULTIPROCESSORS  # one on each
+ROWS = (TILE_M, 2 * TILE_M, 4 * TILE_M)  # what was measured
 
 
 class Config(NamedTuple):
@@ -29,6 +30,9 @@ class Config(NamedTuple):
     tile_k: int  # columns of one step
     num_stages: int  # steps whose loads are under way at once
     splits: int = 1  # programs that share the columns; the result is then in as many parts
+    # Warp groups that load. With two, one loads the weight ahead of the kernel ahead's end; one
+    # leaves those that multiply 232 registers a thread, which 128 x 256 sums need.
+    loaders: int = 2
 
 
 def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
@@ -37,8 +41,8 @@ def refuses(device: dispatch.Device, shapes: Mapping[str, Any]) -> str | None:
     Of `shapes` it knows num_rows, which Triton's takes where they are few.
     """
     num_rows = shapes.get("num_rows", 1)
-    if num_rows > triton.MAX_ROWS and num_rows not in (TILE_M, 2 * TILE_M):
-        return f"num_rows={num_rows} is neither {TILE_M} nor {2 * TILE_M}"
+    if num_rows > triton.MAX_ROWS and num_rows not in ROWS:
+        return f"num_rows={num_rows} is none of {', '.join(map(str, ROWS))}"
     return dispatch.refuses_mosaic_gpu(device)
 
 
@@ -68,7 +72,7 @@ def few_row_gemm(
         swiglu=swiglu,
         splits=config.splits,
         programs=min(work, _PROGRAMS),
-        num_groups=4,
+        num_groups=_GROUPS + config.loaders,
         interpret=interpret,
         config=config,
         early_launch=early_launch,
@@ -77,7 +81,7 @@ def few_row_gemm(
 
 
 def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_interpreted):
-    """Two warp groups multiply 64 rows of x each, one loads x and one the weight.
+    """Two warp groups multiply 64 rows of x each; one loads x and one the weight, or one both.
 
     Only x waits for the kernel ahead, which made it; no kernel writes a weight.
     """
@@ -105,7 +109,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_i
         return lax.rem(step, np.int32(num_stages))
 
     def run(x_smem, weight_smem, out_smem, loaded, consumed):
-        def load(source_of, smem):
+        def load(*operands):
             plgpu.set_max_registers(40, action="decrease")
 
             def load_tile(turn, done):
@@ -119,8 +123,9 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_i
                         plgpu.barrier_wait(consumed.at[slot])
 
                     at = split * np.int32(width) + k * np.int32(tile_k)
-                    source = source_of(row, output, pl.ds(at, tile_k))
-                    plgpu.copy_gmem_to_smem(source, smem.at[slot], loaded.at[slot])
+                    for source_of, smem in operands:
+                        source = source_of(row, output, pl.ds(at, tile_k))
+                        plgpu.copy_gmem_to_smem(source, smem.at[slot], loaded.at[slot])
                     return done + np.int32(1)
 
                 return lax.fori_loop(np.int32(0), np.int32(steps), load_step, done)
@@ -132,19 +137,25 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_i
 
             lax.fori_loop(np.int32(0), np.int32(num_stages), wait, None)
 
-        def load_x():
+        all_x = (lambda row, _, columns: x_gmem.at[pl.ds(row, TILE_M), columns], x_smem)
+        all_weight = (
+            lambda _, output, columns: weight_gmem.at[:, pl.ds(output, tile_n), columns],
+            weight_smem,
+        )
+
+        def load_x(*others):
             if not is_interpreted:
                 plgpu.griddepcontrol_wait()
-            load(lambda row, _, columns: x_gmem.at[pl.ds(row, TILE_M), columns], x_smem)
+            load(all_x, *others)
 
-        def load_weight():
-            load(
-                lambda _, output, columns: weight_gmem.at[:, pl.ds(output, tile_n), columns],
-                weight_smem,
-            )
+        def load_all():
+            if config.loaders == 1:
+                load_x(all_weight)
+            else:
+                lax.cond(group == _GROUPS, load_x, lambda: load(all_weight))
 
         def multiply():
-            plgpu.set_max_registers(216, action="increase")
+            plgpu.set_max_registers(216 if config.loaders == 2 else 232, action="increase")
             own_rows = pl.ds(group * _GROUP_ROWS, _GROUP_ROWS)
 
             def multiply_tile(turn, _):
@@ -192,7 +203,7 @@ def _kernel(x_gmem, weight_gmem, out_gmem, *, config, halves, early_launch, is_i
 
         if early_launch:
             plgpu.griddepcontrol_launch_dependents()
-        lax.cond(group < _GROUPS, multiply, lambda: lax.cond(group == _GROUPS, load_x, load_weight))
+        lax.cond(group < _GROUPS, multiply, load_all)
 
     def stages(*shape):
         return plgpu.SMEM((num_stages, *shape), dtype, transforms=swizzled(tile_k, dtype))

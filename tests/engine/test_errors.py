@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.drafters.base import ModelParams
+from jaxspec.engine.device_faults import EngineFault
 from jaxspec.future_map import FutureMap, RelayError, RelayPayload
 from jaxspec.request import FinishReason
 from tests.fakes import (
@@ -217,5 +218,6 @@ def test_what_leaks_is_found_when_the_engine_is_idle(break_it, message):
     run(engine, request("a", [1]))
     engine.check_idle()
     break_it(engine)
-    with pytest.raises(AssertionError, match=f"^{message}"):
+    with pytest.raises(EngineFault, match=rf"\(AssertionError: {message}\)"):
         engine.step()
+    engine.check_idle()

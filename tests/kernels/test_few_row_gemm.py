@@ -91,7 +91,7 @@ def test_more_rows_than_a_kernel_is_for_are_refused():
     choice = dispatch.pick("few_row_gemm", device=H200, num_rows=200)
     assert choice.name == "xla"
     if dispatch.refuses_mosaic_gpu(H200) is None:
-        assert "num_rows=200 is neither 128 nor 256" in choice.reason
+        assert "num_rows=200 is none of 128, 256, 512" in choice.reason
         assert dispatch.pick("few_row_gemm", device=H200).name == "mosaic_gpu"
 
 
@@ -194,7 +194,12 @@ def test_few_rows_multiply_tile_after_tile(monkeypatch, num_rows, config, swiglu
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("num_rows", "config", "swiglu"),
-    [(128, (64, 64, 3), True), (256, (96, 64, 2), True), (256, (64, 64, 4, 2), False)],
+    [
+        (128, (64, 64, 3), True),
+        (256, (96, 64, 2), True),
+        (256, (64, 64, 4, 2), False),
+        (512, (128, 64, 4, 1, 1), True),
+    ],
 )
 def test_mosaic_multiplies_tile_after_tile(monkeypatch, num_rows, config, swiglu):
     lacks_mosaic(H200)
