@@ -157,6 +157,22 @@ def test_bad_words_need_a_tokenizer():
         engine.add_request(request("a", [1], bad_words="x"))
 
 
+def test_a_bad_word_that_is_no_text_is_refused():
+    class Strict(LetterTokenizer):
+        def encode(self, text, *, add_special_tokens):
+            return list(text.encode())
+
+    with pytest.raises(RequestError, match=r"^bad_words holds '\\ud800', which is no text: "):
+        bad_word_ids(("\ud800",), Strict())
+
+
+def test_more_min_tokens_than_an_int32_last_to_the_models_limit():
+    asked = request("a", [1, 2], max_tokens=None, min_tokens=2**31)
+    output = run(make_engine(), asked)["a"]
+    length = len(asked.prompt_token_ids) + len(tokens_of(output))
+    assert length == make_engine().geometry.max_model_len
+
+
 def test_a_bad_word_is_meant_with_and_without_a_space_before_it():
     class Spelling(LetterTokenizer):
         def encode(self, text, *, add_special_tokens):
